@@ -19,7 +19,7 @@ _GAP = "  "
 
 
 def plain(text: str) -> Text:
-    """Untrusted `text` for Rich, without markup and without terminal control codes."""
+    """Return untrusted `text` for Rich, without markup and without terminal control codes."""
     return Text(safe_text(text))
 
 
@@ -107,7 +107,7 @@ def _fit(parts: Sequence[tuple[int, Text]], width: int) -> Text:
 
 
 def clock(at: float | None = None) -> str:
-    """HH:MM:SS, local time.
+    """Return HH:MM:SS, local time.
 
     Args:
         at: seconds since the epoch; None: now.

@@ -1,4 +1,4 @@
-"""One writer at a time: a lock on a folder, and the wait for what another process holds."""
+"""Locks a folder, so that it has one writer at a time, and waits for locks that other processes hold."""
 
 import errno
 import fcntl
@@ -70,7 +70,7 @@ def retry_while_in_use(attempt: Callable[[], _Result]) -> _Result:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process holds the folder, by what the holder wrote: trying the lock could get in the holder's way.
+    """Return whether a process holds the folder, by the holder's file: trying the lock could disturb the holder.
 
     A holder on another host counts as alive; one on this host is looked up among its processes.
     """

@@ -59,7 +59,7 @@ def evict_until_fits(folders: Iterable[Path], needed: int, files: Iterable[Path]
     """Remove folders of the cache, the least recently used first, until MULTIHOP_CACHE_GB is kept.
 
     Args:
-        folders: may be removed unless a process has pinned them.
+        folders: folders that may be removed unless a process has pinned them.
         needed: bytes that are going to be written.
         files: files of pinned folders that may be removed, in this order, if that does not suffice.
 

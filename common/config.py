@@ -30,7 +30,7 @@ class Section(BaseModel):
 
 
 class Record(BaseModel):
-    """Base of parts of JSON files that we write: refuses unknown keys, converts no value, and is immutable."""
+    """Base of records in JSON files that we write: refuses unknown keys, converts no value, and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -79,11 +79,11 @@ def effects_by_key(section: type[BaseModel]) -> dict[str, Effect]:
         TypeError: neither a field nor a field that holds its section declares effects, or the classes of a section
             declare different ones.
     """
-    found: dict[str, Effect] = {}
+    effects: dict[str, Effect] = {}
     for key, effect in _walk(section, "", None):
-        if found.setdefault(key, effect) != effect:
-            raise TypeError(f"{key} affects {found[key]} in one class of its section and {effect} in another")
-    return found
+        if effects.setdefault(key, effect) != effect:
+            raise TypeError(f"{key} affects {effects[key]} in one class of its section and {effect} in another")
+    return effects
 
 
 def effect_of(section: type[BaseModel], key: str) -> Effect:
@@ -104,7 +104,7 @@ def effect_of(section: type[BaseModel], key: str) -> Effect:
 
 
 def key_path(location: Sequence[int | str]) -> str:
-    """The key at a location of pydantic's: `phases[0].lr` for ("phases", 0, "lr")."""
+    """Return the key at one of pydantic's locations: `phases[0].lr` for ("phases", 0, "lr")."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
@@ -139,8 +139,8 @@ def _declared(field: FieldInfo) -> Effect | None:
 
 
 def sections_in(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
-    """The classes of the section that a field holds, several where a key of it chooses one, and whether it holds a list
-    of them."""
+    """Return the classes of the section that a field holds, several if one of its keys chooses among them, and whether
+    the field holds a list of sections."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation], False
     inner = [sections_in(each) for each in get_args(annotation)]

@@ -5,11 +5,11 @@ FAILED = 1
 USER_ERROR = 2
 """The user made a mistake, which one sentence describes, without a traceback."""
 STOPPED = 75
-"""A signal stopped it after saving (EX_TEMPFAIL of sysexits.h): rerun the same command to resume."""
+"""A signal stopped the command after it saved (EX_TEMPFAIL of sysexits.h): rerun the same command to resume."""
 LOST = 76
-"""A job was lost with its cluster: submit it again to resume."""
+"""The job was lost with its cluster: submit it again to resume."""
 DETACHED = 130
-"""Ctrl-C interrupted it while it followed a job, which runs on."""
+"""Ctrl-C interrupted a command that followed a job; the job runs on."""
 
 
 class UserError(ValueError):

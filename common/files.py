@@ -28,7 +28,7 @@ def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading; refuses others, since a FIFO would block and /dev/zero would never end.
 
     Raises:
-        OSError: as `open`; for anything but a regular file with EINVAL and `strerror` "not a regular file".
+        OSError: as `open`; errno is EINVAL and `strerror` "not a regular file" for anything but a regular file.
     """
     # Without O_NONBLOCK opening a FIFO blocks until somebody writes into it. It has no effect on regular files.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -81,7 +81,7 @@ def read_json_object(
 def json_object(
     data: bytes, path: str | Path, *, advice: str = "restore it from a copy", max_bytes: int = _MAX_JSON_BYTES
 ) -> dict[str, Any]:
-    """`read_json_object` of a file's bytes, of which at most `max_bytes` + 1 need to be read.
+    """Parse a file's bytes as `read_json_object` does; a caller need not read more than `max_bytes` + 1 of them.
 
     Raises:
         UserError: as `read_json_object`.
@@ -172,7 +172,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a directory and its parents, and sync each parent, so that a power cut does not lose the directory.
 
     Args:
-        mode: of the directory itself, less the umask; parents get the default mode.
+        mode: mode of the directory itself, less the umask; parents get the default mode.
 
     Raises:
         FileExistsError: the path is not a directory.

@@ -1,7 +1,7 @@
 """Files of rows that grow on one node and are read on another, through an object store.
 
-What was appended is written as numbered objects, in order, by a thread; each object holds whole lines and is never
-changed. Nothing is lost with the reader: whoever reads first appends them to files of its own again.
+A thread writes what was appended as numbered objects, the segments, in order; each holds whole lines and is never
+changed. Nothing is lost with the reader: a new one appends all segments to files of its own again.
 """
 
 import logging
@@ -19,28 +19,28 @@ from multihop.common.storage import Folder
 
 _EVERY_S = 1.0
 _MERGED = 1000
-"""Parts that are replaced by one: a listing of a store has as many names."""
-_NAME = re.compile(r"(?P<start>\d{8,})-(?P<first>\d{8,})(_(?P<last>\d{8,}))?\.(?P<file>[a-z]+\.jsonl)")
+"""Number of segments that are replaced by one: a listing of a store returns as many names."""
+_NAME = re.compile(r"(?P<launch>\d{8,})-(?P<first>\d{8,})(_(?P<last>\d{8,}))?\.(?P<file>[a-z]+\.jsonl)")
 
 log = logging.getLogger(__name__)
 
 
 class JournalWriter:
-    """Passes on what is appended to files of a folder from now on."""
+    """Uploads what is appended to files of a folder from now on."""
 
-    def __init__(self, place: Folder, start: int, folder: Path, names: Sequence[str]) -> None:
+    def __init__(self, remote: Folder, launch: int, folder: Path, names: Sequence[str]) -> None:
         """Start the thread.
 
         Args:
-            start: number of this start of the writer; larger than that of any before it.
-            names: of the files, which need not exist.
+            launch: number of this writer; larger than that of any before it.
+            names: names of the files, which need not exist.
         """
-        self._place, self._start, self._folder = place, start, folder
+        self._remote, self._launch, self._folder = remote, launch, folder
         self._offsets = {name: _end(folder / name) for name in names}
         self._number = 0
-        self._unanswered: tuple[_Part, int] | None = None
-        """A part whose write failed, and its end offset. It may be in the store, and a reader may have read it: it is
-        written again unchanged."""
+        self._unanswered: tuple[_Segment, int] | None = None
+        """A segment whose write failed, and its end offset. It may be in the store, and a reader may have read it: it
+        is written again unchanged."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="journal")
@@ -58,17 +58,17 @@ class JournalWriter:
             for name, offset in self._offsets.items():
                 end = _end(self._folder / name)
                 if end > offset:
-                    self._write(_Part(self._start, self._number, self._number, name), end)
+                    self._write(_Segment(self._launch, self._number, self._number, name), end)
 
-    def _write(self, part: "_Part", end: int) -> None:
-        offset = self._offsets[part.file]
-        with open_regular(self._folder / part.file) as file:
+    def _write(self, segment: "_Segment", end: int) -> None:
+        offset = self._offsets[segment.file]
+        with open_regular(self._folder / segment.file) as file:
             file.seek(offset)
             data = file.read(end - offset)
-        self._unanswered = part, end
-        self._place.write_atomically(part.name, data)
+        self._unanswered = segment, end
+        self._remote.write_atomically(segment.name, data)
         self._unanswered = None
-        self._number, self._offsets[part.file] = part.first + 1, end
+        self._number, self._offsets[segment.file] = segment.first + 1, end
 
     def close(self) -> None:
         """Flush for the last time, and end the thread; raises as `flush`."""
@@ -77,100 +77,100 @@ class JournalWriter:
         self.flush()
 
     def _run(self) -> None:
-        told = False
+        is_failing = False
         while not self._ended.wait(_EVERY_S):
             try:
                 self.flush()
-                told = False
+                is_failing = False
             except OSError as error:
-                if not told:
-                    log.warning("%s: rows could not be written (%s); trying again", self._place.location, error)
-                told = True
+                if not is_failing:
+                    log.warning("%s: rows could not be written (%s); trying again", self._remote.location, error)
+                is_failing = True
 
 
 class JournalReader:
-    """Appends what writers passed on to files of its own, each row once. Only one at a time may read a place."""
+    """Appends what writers uploaded to files of its own, each row once. A journal has one reader at a time."""
 
-    def __init__(self, place: Folder, folder: Path, names: Sequence[str]) -> None:
-        """The files are removed: they are made of the journal alone."""
-        self._place, self._folder = place, folder
+    def __init__(self, remote: Folder, folder: Path, names: Sequence[str]) -> None:
+        """Remove the files, which are made of the journal alone."""
+        self._remote, self._folder = remote, folder
         self._seen: set[str] = set()
-        self._parts: dict[tuple[int, str], list[_Part]] = defaultdict(list)
+        self._segments: dict[tuple[int, str], list[_Segment]] = defaultdict(list)
         for name in names:
             (folder / name).unlink(missing_ok=True)
 
     def read(self) -> None:
-        """Append what is new. Where there are many parts of a writer, they are replaced by one.
+        """Append what is new, and replace many segments of one writer by one.
 
         Raises:
             OSError: the store cannot be read; nothing is lost, it is read with the next call.
         """
-        names = {name: _Part.of(name) for name in self._place.names()}
-        merged = [part for part in names.values() if part.last > part.first]
-        for name, part in sorted(names.items(), key=lambda item: item[1]):
-            if any(other is not part and other.covers(part) for other in merged):
-                self._place.remove(name)  # left by a reader that was killed
+        names = {name: _Segment.of(name) for name in self._remote.names()}
+        merged = [segment for segment in names.values() if segment.last > segment.first]
+        for name, segment in sorted(names.items(), key=lambda item: item[1]):
+            if any(other is not segment and other.covers(segment) for other in merged):
+                self._remote.remove(name)  # left by a reader that was killed
             elif name not in self._seen:
-                data = self._place.read_bytes(name, 2**30)
-                path = self._folder / part.file
+                data = self._remote.read_bytes(name, 2**30)
+                path = self._folder / segment.file
                 with add_path_to_disk_full_error(path), open_append(path) as file:
-                    part.offset, part.length = file.tell(), len(data)
+                    segment.offset, segment.length = file.tell(), len(data)
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 self._seen.add(name)
-                if part.last == part.first:
-                    self._parts[part.start, part.file].append(part)
-        for parts in self._parts.values():
-            if len(parts) >= _MERGED:
-                self._merge(parts)
+                if segment.last == segment.first:
+                    self._segments[segment.launch, segment.file].append(segment)
+        for segments in self._segments.values():
+            if len(segments) >= _MERGED:
+                self._merge(segments)
 
-    def newest_start(self) -> int:
-        """The number of the newest start of a writer; 0: none has written."""
-        return max((_Part.of(name).start for name in self._place.names()), default=0)
+    def newest_launch(self) -> int:
+        """Return the number of the newest writer; 0: none has written."""
+        return max((_Segment.of(name).launch for name in self._remote.names()), default=0)
 
-    def _merge(self, parts: "list[_Part]") -> None:
-        whole = _Part(parts[0].start, parts[0].first, parts[-1].last, parts[0].file)
+    def _merge(self, segments: "list[_Segment]") -> None:
+        whole = _Segment(segments[0].launch, segments[0].first, segments[-1].last, segments[0].file)
         with open_regular(self._folder / whole.file) as file:
             chunks = []
-            for part in parts:
-                file.seek(part.offset)
-                chunks.append(file.read(part.length))
+            for segment in segments:
+                file.seek(segment.offset)
+                chunks.append(file.read(segment.length))
         self._seen.add(whole.name)  # before it is written: its rows were read already, even if the response is lost
-        self._place.write_atomically(whole.name, b"".join(chunks))
-        for part in parts:
-            self._place.remove(part.name)
-        parts.clear()
+        self._remote.write_atomically(whole.name, b"".join(chunks))
+        for segment in segments:
+            self._remote.remove(segment.name)
+        segments.clear()
 
 
 @dataclass(order=True)
-class _Part:
+class _Segment:
     """An object with rows of one file: what a writer wrote at once, or many of these."""
 
-    start: int
+    launch: int
     first: int
     last: int
     file: str
     offset: int = field(default=0, compare=False)
-    """Where its rows are in the reader's file,"""
+    """Offset of its rows in the reader's file."""
     length: int = field(default=0, compare=False)
-    """and how many bytes they have."""
+    """Bytes of its rows."""
 
     @property
     def name(self) -> str:
         numbers = f"{self.first:08d}" if self.first == self.last else f"{self.first:08d}_{self.last:08d}"
-        return f"{self.start:08d}-{numbers}.{self.file}"
+        return f"{self.launch:08d}-{numbers}.{self.file}"
 
     @classmethod
-    def of(cls, name: str) -> "_Part":
-        found = _NAME.fullmatch(name)
-        if found is None:
-            raise UserError(f"{name} is not a part of a journal; remove it from the run's folder `journal`")
-        first = int(found["first"])
-        return cls(int(found["start"]), first, int(found["last"] or first), found["file"])
+    def of(cls, name: str) -> "_Segment":
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise UserError(f"{name} is not a segment of a journal; remove it from the run's folder `journal`")
+        first = int(match["first"])
+        return cls(int(match["launch"]), first, int(match["last"] or first), match["file"])
 
-    def covers(self, other: "_Part") -> bool:
-        same = (self.start, self.file) == (other.start, other.file)
+    def covers(self, other: "_Segment") -> bool:
+        same = (self.launch, self.file) == (other.launch, other.file)
         return same and self.first <= other.first and other.last <= self.last
 
 

@@ -1,7 +1,7 @@
-"""Folders that are copied to a storage location and fetched from there, each file checked by its hash.
+"""Folders that are copied to a storage location and fetched from it, each file checked by its hash.
 
-The listing, with size and SHA-256 of each file, is written last: a folder without it is not there. What it names never
-changes. It holds its own hash, and its names cannot lead out of the folder.
+The listing, with size and SHA-256 of each file, is written last: a remote folder without it does not exist. The files
+that it names never change. It holds its own hash, and its names cannot lead out of the folder.
 """
 
 import hashlib
@@ -29,23 +29,23 @@ from multihop.common.storage import Folder
 
 LISTING = "files.json"
 FETCHED = ".fetched.json"
-"""In a folder that was fetched: size and modification time of each file when it had its hash, and the hash."""
+"""File in a fetched folder with the size and modification time of each file when it had its hash, and the hash."""
 _BLOCK = 8 * 2**20
 _MOST_BYTES = 2**28
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def is_pushed(there: Folder) -> bool:
-    """Whether a whole copy is there."""
-    return there.size(LISTING) is not None
+def is_pushed(remote: Folder) -> bool:
+    """Whether a location holds a whole copy."""
+    return remote.size(LISTING) is not None
 
 
-def push(local: Path, there: Folder, without: Container[str] = ()) -> None:
+def push(local: Path, remote: Folder, without: Container[str] = ()) -> None:
     """Copy the files of a folder, without its subfolders and hidden files, and then write the listing.
 
     Args:
-        without: names of files that are not copied.
+        without: names of files to leave out.
 
     Raises:
         OSError: the store cannot be written to.
@@ -54,31 +54,30 @@ def push(local: Path, there: Folder, without: Container[str] = ()) -> None:
     for path in sorted(local.iterdir()):
         if path.is_file() and not path.name.startswith(".") and path.name not in without:
             digest = hashlib.sha256()
-            there.write(path.name, _hashed(path, digest))
+            remote.write(path.name, _hashed(path, digest))
             files[path.name] = {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-    there.write_atomically(LISTING, canonical_json({"files": files, "sha256": sha256_json(files)}))
+    remote.write_atomically(LISTING, canonical_json({"files": files, "sha256": sha256_json(files)}))
 
 
-def missing_bytes(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> int:
-    """How many bytes of a folder that was pushed a copy does not have, of the files that are wanted; raises as
-    `fetch`."""
-    missing = {name: entry["bytes"] for name, entry in _listing(there).items() if not (local / name).exists()}
+def missing_bytes(remote: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> int:
+    """Return the bytes of the wanted files of a pushed folder that a local copy lacks; raises as `fetch`."""
+    missing = {name: entry["bytes"] for name, entry in _listing(remote).items() if not (local / name).exists()}
     return sum(size for name, size in missing.items() if wanted(name))
 
 
-def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Have a whole copy of a folder that was pushed. What is there with its hash is not fetched again.
+def fetch(remote: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """Fetch a pushed folder into `local`. Files that exist with their hash are not fetched again.
 
     Processes of this machine that fetch the same folder wait for each other.
 
     Args:
-        wanted: whether a file of this name is needed; others are left out.
+        wanted: returns whether a file of this name is needed; others are left out.
 
     Raises:
-        UserError: there is none, or a file differs from its listing.
+        UserError: the location holds no whole copy, or a file differs from its listing.
         OSError: the store cannot be read, or the disk cannot be written to.
     """
-    listing = _listing(there)
+    listing = _listing(remote)
     make_folder(local)
     with FileLock(local / ".fetch.lock"):
         seen = _seen(local)
@@ -88,7 +87,7 @@ def fetch(there: Folder, local: Path, wanted: Callable[[str], bool] = lambda nam
             path = local / name
             stamp = _stamp(path, entry)
             if stamp is None or (stamp != seen.get(name) and not _has(path, entry)):
-                _fetch_file(there, path, entry)
+                _fetch_file(remote, path, entry)
             seen[name] = _stamp(path, entry)
         write_atomically(local / FETCHED, canonical_json(seen))
 
@@ -100,24 +99,24 @@ def _hashed(path: Path, digest: Any) -> Iterator[bytes]:
             yield block
 
 
-def _listing(there: Folder) -> dict[str, dict[str, Any]]:
-    where = f"{there.location}/{LISTING}"
+def _listing(remote: Folder) -> dict[str, dict[str, Any]]:
+    path = f"{remote.location}/{LISTING}"
     try:
-        data = there.read_bytes(LISTING, _MOST_BYTES)
+        data = remote.read_bytes(LISTING, _MOST_BYTES)
     except FileNotFoundError:
-        raise UserError(f"{there.location} holds no whole copy ({LISTING} is missing)") from None
-    content = json_object(data, where, advice=f"remove {there.location}: it is copied again", max_bytes=_MOST_BYTES)
+        raise UserError(f"{remote.location} holds no whole copy ({LISTING} is missing)") from None
+    content = json_object(data, path, advice=f"remove {remote.location}: it is copied again", max_bytes=_MOST_BYTES)
     files = content.get("files")
     if not isinstance(files, dict) or content.get("sha256") != sha256_json(files):
-        raise UserError(f"{where} is damaged; remove {there.location}: it is copied again")
+        raise UserError(f"{path} is damaged; remove {remote.location}: it is copied again")
     for name, entry in files.items():
         if not (_NAME.fullmatch(name) and _HASH.fullmatch(str(entry.get("sha256"))) and type(entry["bytes"]) is int):
-            raise UserError(f"{where} has an entry that is not one of a copied folder: {name[:80]}")
+            raise UserError(f"{path} has an entry that is not one of a copied folder: {name[:80]}")
     return files
 
 
-def _fetch_file(there: Folder, path: Path, entry: dict[str, Any]) -> None:
-    with atomic_replace(path) as temporary, there.open(path.name) as source:
+def _fetch_file(remote: Folder, path: Path, entry: dict[str, Any]) -> None:
+    with atomic_replace(path) as temporary, remote.open(path.name) as source:
         digest = hashlib.sha256()
         with open(temporary, "xb") as file:
             for chunk in source.chunks():
@@ -125,8 +124,8 @@ def _fetch_file(there: Folder, path: Path, entry: dict[str, Any]) -> None:
                 file.write(chunk)
         if digest.hexdigest() != entry["sha256"]:
             raise UserError(
-                f"{there.location}/{path.name} is damaged (its hash differs from the one in {LISTING}); remove "
-                f"{there.location}: it is made or copied again"
+                f"{remote.location}/{path.name} is damaged (its hash differs from the one in {LISTING}); remove "
+                f"{remote.location}: it is made or copied again"
             )
 
 
@@ -139,10 +138,10 @@ def _seen(local: Path) -> dict[str, Any]:
 
 def _stamp(path: Path, entry: dict[str, Any]) -> list[Any] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return [found.st_size, found.st_mtime_ns, entry["sha256"]]
+    return [status.st_size, status.st_mtime_ns, entry["sha256"]]
 
 
 def _has(path: Path, entry: dict[str, Any]) -> bool:

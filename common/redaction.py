@@ -18,7 +18,7 @@ _HIDDEN = "***"
 
 
 def redacted(text: str) -> str:
-    """`text` with the passwords, keys and tokens of its URLs replaced by ***.
+    """Return `text` with the passwords, keys and tokens of its URLs replaced by ***.
 
     Replaces what precedes an @ (except a user name alone, unless the URL is of HTTP or a bucket), and the values of
     parameters with names of secrets, signatures included.
@@ -27,17 +27,17 @@ def redacted(text: str) -> str:
 
 
 def safe_text(text: str) -> str:
-    """`text` redacted, and with Python's escapes for characters that control a terminal or the text direction."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), redacted(text))
+    """Return `text` redacted, with Python's escapes for characters that control a terminal or the text direction."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), redacted(text))
 
 
-def _without_user(found: re.Match[str]) -> str:
-    scheme, slashes, user = found.groups()
+def _without_user(match: re.Match[str]) -> str:
+    scheme, slashes, user = match.groups()
     if ":" not in user and scheme.lower() not in ("http", "https", "s3", "gs", "gcs"):
-        return found[0]
+        return match[0]
     return f"{scheme}{slashes}{_HIDDEN}@"
 
 
-def _without_value(found: re.Match[str]) -> str:
-    is_secret = found[3] and _SECRET.fullmatch(unquote(found[2]))
-    return f"{found[1]}{found[2]}={_HIDDEN}" if is_secret else found[0]
+def _without_value(match: re.Match[str]) -> str:
+    is_secret = match[3] and _SECRET.fullmatch(unquote(match[2]))
+    return f"{match[1]}{match[2]}={_HIDDEN}" if is_secret else match[0]

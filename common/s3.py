@@ -49,7 +49,7 @@ def s3_endpoint() -> str | None:
 def _connect(name: str, endpoint: str | None, key: str, environment: tuple[str | None, ...]) -> fs.S3FileSystem:
     """`environment` only distinguishes sets of credentials in the cache; the AWS library reads them itself."""
     region = environment[0] or environment[1]
-    where = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
+    what = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
 
     def connect(times: int) -> fs.S3FileSystem:
         # Not the standard strategy: it may retry 100 times in the life of a file system, because pyarrow 25 never tells
@@ -63,11 +63,11 @@ def _connect(name: str, endpoint: str | None, key: str, environment: tuple[str |
         info = connect(_FIRST_RETRIES).get_file_info(name)
     except OSError as error:
         raise UserError(
-            f"{where} cannot be used ({error_reason(error)}); check {key}, AWS_ENDPOINT_URL, "
+            f"{what} cannot be used ({error_reason(error)}); check {key}, AWS_ENDPOINT_URL, "
             "AWS_REGION and the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         ) from None
     if info.type == fs.FileType.NotFound:
-        raise UserError(f"{where} does not exist; create it or correct the name")
+        raise UserError(f"{what} does not exist; create it or correct the name")
     return connect(_RETRIES)
 
 

@@ -40,7 +40,7 @@ class _Handle(Protocol):
 
 
 class RandomAccessFile:
-    """Reads a file by position. Any number of threads may read at once."""
+    """Reads a file by byte offset. Any number of threads may read at once."""
 
     def __init__(self, file: _Handle) -> None:
         self._file = file
@@ -94,7 +94,7 @@ class Folder:
 
         A link to a folder is a "link"; anything else that is not a folder is a "file".
 
-        It takes one listing without a `stat` per entry, in a bucket one request per 1,000 entries.
+        This takes one listing without a `stat` per entry, in a bucket one request per 1,000 entries.
         """
         if self.is_local:
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as scan:
@@ -243,7 +243,7 @@ def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
     """Return the folder at an absolute or relative path, or at s3://BUCKET/PREFIX.
 
     Args:
-        key: what the user calls the location, for messages.
+        key: key or option in which the user set the location, for messages.
 
     Raises:
         UserError: the scheme is not known, there are credentials in it, or the bucket cannot be reached.

@@ -26,11 +26,11 @@ class PairFields(Section):
     def _are_two_of_a_kind(self) -> "PairFields":
         sides = f"source={self.source}, target={self.target}"
         if isinstance(self.source, int) != isinstance(self.target, int):
-            raise UserError(f"{sides}: expected two names of fields, or for .tsv files two numbers of columns")
+            raise UserError(f"{sides}: expected two names of fields, or two column numbers for .tsv files")
         if any(isinstance(side, int) and side < 1 for side in (self.source, self.target)):
             raise UserError(f"{sides}: columns are counted from 1")
         if self.source == self.target:
-            raise UserError(f"{sides}: expected two different ones; a pair has two sides")
+            raise UserError(f"{sides}: expected two different fields, one for each side of a pair")
         return self
 
     @property
@@ -80,23 +80,23 @@ class Source(Section):
         if self.target_path is not None and self.fields is not None:
             raise UserError(
                 f"target_path={self.target_path} is for two line files, and fields for files that hold both sides; "
-                "leave one of them out"
+                "remove one of them"
             )
         if self.target_path == self.path:
             raise UserError(f"target_path={self.target_path} is the file of path; give the file of the other side")
         if self.fields is not None and not self.fields.are_columns and _is_tsv(self.path):
             raise UserError(
-                f"fields has source={self.fields.source}, and {self.path} is a .tsv file; give numbers of columns, "
+                f"fields has source={self.fields.source}, but {self.path} is a .tsv file; give numbers of columns, "
                 "for example {source: 1, target: 2}"
             )
         if self.holds_pairs:
             for name, why in (
-                ("field", "both sides have a field of their own; set fields={source: …, target: …}"),
+                ("field", "each side has its own field; set fields={source: …, target: …}"),
                 ("documents", "a pair is a line or a row; remove it"),
                 ("language", "sides of pairs are not split into sentences; remove it"),
             ):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise UserError(f"{name}={getattr(self, name)} is for documents, and the source has pairs: {why}")
+                    raise UserError(f"{name}={getattr(self, name)} is for documents, but the source has pairs: {why}")
         return self
 
 
@@ -184,9 +184,9 @@ class GopherRepetition(Section):
 
 
 class C4(Section):
-    """The rules of Raffel et al.
+    """The rules of Raffel et al. 2020 (arXiv:1910.10683), section 2.2.
 
-    2020 (arXiv:1910.10683), section 2.2. The first five remove lines or markers; the others drop documents.
+    The first five remove lines or markers; the others drop documents.
     """
 
     citations: bool = True
@@ -313,7 +313,7 @@ class DataConfig(Section):
         without = [number for number, source in enumerate(self.sources) if source.weight is None]
         if without and len(without) < len(self.sources):
             raise UserError(
-                f"data.sources[{without[0]}].weight is missing, and other sources have one; "
+                f"data.sources[{without[0]}].weight is missing, but other sources have one; "
                 "give every source a weight, or none"
             )
         return self
@@ -335,14 +335,14 @@ class DataConfig(Section):
         groups = [name for name in FilterConfig.model_fields if getattr(self.filters, name) is not None]
         if not self.holds_pairs and "pairs" in groups:
             raise UserError(
-                "data.filters.pairs is given, and data.sources have documents; remove it, or give the sources "
+                "data.filters.pairs is set, but data.sources have documents; remove it, or give the sources "
                 "fields={source: …, target: …} or target_path"
             )
         if self.holds_pairs:
             if others := [name for name in groups if name != "pairs"]:
                 instead = "data.filters.pairs.languages" if others[0] == "language" else "data.filters.pairs"
                 raise UserError(
-                    f"data.filters.{others[0]} is for documents, and data.sources have pairs; use {instead}"
+                    f"data.filters.{others[0]} is for documents, but data.sources have pairs; use {instead}"
                 )
             if self.decontaminate is not None and self.decontaminate.action != "drop":
                 raise UserError(
@@ -383,8 +383,8 @@ class TokenizerConfig(Section):
                 raise UserError("tokenizer.lowercase=false is for an existing vocab.txt; give it as tokenizer.path")
         elif trained := [name for name in changed if name != "lowercase"]:
             raise UserError(
-                f"tokenizer.{trained[0]} is a setting of training, and tokenizer.path={self.path} is trained already; "
-                "leave one of them out"
+                f"tokenizer.{trained[0]} is a setting of training, but tokenizer.path={self.path} is already trained; "
+                "remove one of them"
             )
         return self
 
@@ -392,7 +392,7 @@ class TokenizerConfig(Section):
 def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
     """Raise UserError where the tokenizer's settings do not suit the sources' pairs or documents."""
     if tok.separate and not data.holds_pairs:
-        raise UserError("tokenizer.separate=true is for pairs, and data.sources have documents; remove it")
+        raise UserError("tokenizer.separate=true is for pairs, but data.sources have documents; remove it")
     if data.holds_pairs and tok.path is None and tok.special_tokens != "t5":
         raise UserError(
             f"tokenizer.special_tokens={tok.special_tokens} lacks tokens that pairs need; set "

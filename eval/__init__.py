@@ -1,5 +1,5 @@
-"""Evaluation: tasks, what is judged, metrics, trials and their statistics, and reports.
+"""Evaluation: tasks, the model under test, metrics, trials and their statistics, and reports.
 
-The rooms from the bottom: tasks (official files) and model (what is judged), metrics and inference, finetune, zero_shot
-and statistics, trials, report. Each imports only those below it.
+The subpackages from the bottom: tasks (official files) and model (the model under test), metrics and inference,
+finetune, zero_shot and statistics, trials, report. Each imports only those below it.
 """

@@ -9,7 +9,7 @@ from multihop.common.config import FINE_TUNING, LOGGING, ZERO_SHOT, Section
 from multihop.common.errors import UserError
 
 Init = Literal["pretrained", "parent", "random"]
-"""The weights that a trial starts from: the evaluated ones, the initial weights of their training, or random ones."""
+"""Initial weights of a trial: the evaluated ones, the initial weights of their training, or random ones."""
 SHORTEST = 8
 """Minimum of `seq_len`, in tokens."""
 ReportOn = Literal["half", "dev"]
@@ -33,10 +33,10 @@ class Features(Section):
     """The layers that are trained on top; bilstm: two BiLSTM layers before the linear one."""
 
     def indexes(self, layers: int) -> list[int]:
-        """The hidden states of a model with so many layers, from 0.
+        """Return the indexes of the hidden states, from 0, in a model with so many layers.
 
         Raises:
-            UserError: it lacks one of them, or one is named twice.
+            UserError: a hidden state does not exist, or is named twice.
         """
         indexes = [layer + layers + 1 if layer < 0 else layer for layer in self.layers]
         for layer, index in zip(self.layers, indexes, strict=True):
@@ -130,13 +130,13 @@ assert set(SETTINGS) == set(Grid.model_fields)
 
 
 class TaskConfig(Grid):
-    """A task, with what is set for it alone; null: as for all tasks."""
+    """A task, with settings for it alone; null: as for all tasks."""
 
     name: Annotated[str, LOGGING]
     """The name of a task, or the path of a YAML file that describes another one."""
     start_from: Annotated[str | None, FINE_TUNING] = None
-    """Another task of `eval.tasks`: trials begin with the encoder that its trial of the same start and seed was
-    fine-tuned to, at that task's chosen settings (Liu et al. 2019, section 5.1); null: with the start's own weights."""
+    """Another task of `eval.tasks`: trials begin with the encoder of its fine-tuned trial with the same initialization
+    and seed, at that task's chosen settings (Liu et al. 2019, section 5.1); null: with the initialization itself."""
 
 
 _DEFAULT = TrialSettings()
@@ -155,7 +155,7 @@ class EvalConfig(Grid):
     document_context: Annotated[bool, FINE_TUNING] = _DEFAULT.document_context
     report_on: Annotated[ReportOn, FINE_TUNING] = _DEFAULT.report_on
     tasks: Annotated[list[TaskConfig], LOGGING] = Field(default=[])
-    """Names of tasks, or mappings of a name and what is set for this task alone."""
+    """Names of tasks, or mappings of a name and the settings for this task alone."""
     seeds: Annotated[list[int], LOGGING] = Field(default=[0, 1, 2], min_length=1)
     inits: Annotated[list[Init], LOGGING] = Field(default=["pretrained", "random"], min_length=1)
     """Random weights cost as much as the checkpoint again, and show what pretraining is worth."""
@@ -169,8 +169,8 @@ class EvalConfig(Grid):
     memory_gb: Annotated[_Positive | None, LOGGING] = None
     """Memory that a trial reserves on its node, in GB; null: none."""
     examples: Annotated[list[str], LOGGING] = Field(default=[])
-    """Texts with mask tokens, or prompts for a causal model: what the model makes of them before and after pretraining
-    is shown in the report."""
+    """Texts with mask tokens, or prompts for a causal model: the report shows the model's output before and after
+    pretraining."""
     checkpoint: Annotated[str | None, LOGGING] = None
     """Directory of a Hugging Face model with its tokenizer: evaluate this instead of the run's own checkpoint."""
 
@@ -194,7 +194,7 @@ def _is_list(value: Any) -> bool:
 
 
 def usual_seq_len(kind: str | None) -> int:
-    """The maximum length in tokens that `seq_len: null` means for a kind of task.
+    """Return the maximum length in tokens that `seq_len: null` means for a kind of task.
 
     The lengths are those of the code published with Devlin et al. 2018, and GPT-2's context (Radford et al. 2019,
     section 2.3), of which a model uses as much as it has positions.
@@ -203,8 +203,8 @@ def usual_seq_len(kind: str | None) -> int:
 
 
 def settings_of(config: EvalConfig, task: TaskConfig, kind: str | None = None) -> list[TrialSettings]:
-    """The settings of a task's trials: all combinations of the values in its grid, in their order, once each: a trial
-    that counted twice would pass for two seeds."""
+    """Return the settings of a task's trials: all combinations of the values in its grid, in their order, once each,
+    because a trial that counted twice would look like two seeds."""
     grid: dict[str, list[Any]] = {"seq_len": [usual_seq_len(kind)]}
     for name in SETTINGS:
         of_task, shared = getattr(task, name), getattr(config, name)

@@ -10,7 +10,7 @@ TIMES = "MULTIHOP_TIMES"
 """JSON object with times of this start, in seconds since 1970: `last_row`, the last row of metrics before it; `ended`,
 when the end of the previous ranks was noticed; `requested`, when these ranks were requested; `placed`, when all of them
 were placed."""
-HOME = "MULTIHOP_HOME"
-"""Location of the run in an object store, where its nodes have no folder in common; not set where they have."""
-START = "MULTIHOP_START"
-"""Number of this start of the ranks, counted over all starts of a run that has a home in an object store."""
+REMOTE_RUN = "MULTIHOP_REMOTE_RUN"
+"""Location of the run in an object store, s3://BUCKET/PREFIX/NAME; not set if the nodes share a folder."""
+LAUNCH = "MULTIHOP_LAUNCH"
+"""Number of this launch of the ranks, counted over all launches of a run in an object store."""

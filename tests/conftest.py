@@ -121,7 +121,7 @@ def pool() -> Iterator[Callable[[int], RankPool]]:
 
 
 @pytest.fixture(params=["disk", "s3"])
-def place(request: pytest.FixtureRequest) -> str:
+def location(request: pytest.FixtureRequest) -> str:
     """A location for files, once on the disk and once in a bucket."""
     if request.param == "disk":
         return str(request.getfixturevalue("tmp_path"))

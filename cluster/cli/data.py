@@ -42,7 +42,7 @@ def data_stats(
 
 
 def data_set_at(name: str, runs: Path) -> Path:
-    """The directory of a data set.
+    """Return the directory of a data set.
 
     Args:
         name: a run's name or directory, or the directory of the data set itself.

@@ -1,4 +1,4 @@
-"""The command `doctor`: examine a cluster or this machine, and print tables and what is wrong."""
+"""The command `doctor`: checks a cluster or this machine, and prints tables and the problems."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ _NONE = "-"
 @doctor_command.command()
 def doctor(
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="[RECIPE]", help="Examine also what this recipe needs.", show_default=False)
+        Path | None, typer.Argument(metavar="[RECIPE]", help="Also check what this recipe needs.", show_default=False)
     ] = None,
     overrides: Overrides = None,
     address: Annotated[
@@ -37,10 +37,10 @@ def doctor(
         ),
     ] = None,
     runs: Annotated[str | None, typer.Option(help="Directory of all runs: written and read by all nodes.")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Examine GPUs; a node without one is a finding.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check GPUs too; a node without one is a problem.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find what is wrong with a cluster before a big job. Exit code 1: something is."""
+    """Check a cluster before a big job. Exit code 1: there are problems."""
     from multihop.cluster.jobs.submit import load_for_cluster
     from multihop.cluster.runs.recipe import load_recipe
 
@@ -56,11 +56,11 @@ def doctor(
 def examine_and_show(
     address: str | None, recipe: "Recipe | None", runs: str | None, gpu: bool | None, as_json: bool
 ) -> int:
-    """Print a table or JSON; returns the exit code: 0, or 1 where something is wrong.
+    """Print a table or JSON; returns the exit code: 0, or 1 if there are problems.
 
     Args:
-        address: of a head's dashboard; None: the cluster of RAY_ADDRESS, else this machine.
-        gpu: examine GPUs, which each node must have; None: where the cluster has some.
+        address: URL of a head's dashboard; None: the cluster of RAY_ADDRESS, else this machine.
+        gpu: check GPUs, which each node must have; None: if the cluster has some.
 
     Raises:
         UserError: `runs` is relative on a cluster.
@@ -75,7 +75,7 @@ def examine_and_show(
     try:
         report = _report(address, make_request(recipe, runs, gpu))
     except HeadScriptFailed as error:
-        print(f"multihop: the cluster could not be examined: {safe_text(str(error))}", file=sys.stderr)
+        print(f"multihop: the cluster could not be checked: {safe_text(str(error))}", file=sys.stderr)
         return FAILED
     if as_json:
         print(json.dumps(report, indent=1))
@@ -85,7 +85,7 @@ def examine_and_show(
 
 
 def is_fit(address: str, recipe: "Recipe", runs: str) -> bool:
-    """Whether nothing is wrong that concerns the recipe; prints what is."""
+    """Print the problems that concern the recipe; returns whether there are none."""
     return examine_and_show(address, recipe, runs, None, as_json=False) == DONE
 
 
@@ -101,9 +101,9 @@ def show(report: "ClusterReport") -> None:
         out.print(links_table(report))
     if (step := report.get("step", {})) and "error" not in step:
         seconds = f"{step['first_s']:.0f} s, and after a restart {step['second_s']:.0f} s" if "first_s" in step else ""
-        out.print(plain(f"a step of the recipe: {seconds or 'not tried, ' + step['skipped']}"))
+        out.print(plain(f"a step of the recipe: {seconds or 'skipped: ' + step['skipped']}"))
     if not report["findings"]:
-        out.print("nothing is wrong")
+        out.print("no problems found")
     for finding in report["findings"]:
         text = f"{finding['node']}  {finding['check']}: {finding['seen']}; expected {finding['expected']}"
         out.print(plain(f"✗ {text}: {finding['advice']}"), soft_wrap=True)
@@ -114,29 +114,30 @@ def _report(address: str | None, request: "CheckRequest") -> "ClusterReport":
     from multihop.cluster.doctor.examine import examine, examine_remotely
     from multihop.cluster.ray.jobs import Jobs
 
-    def say(line: str) -> None:
+    def echo(line: str) -> None:
         console.print(plain(f"examining: {line}"))
 
     if address is not None:
-        return examine_remotely(Jobs(address), request, say)
+        return examine_remotely(Jobs(address), request, echo)
     with redirect_stdout(sys.stderr):  # Ray prints messages about nodes at any time
-        return examine(request, say)
+        return examine(request, echo)
 
 
 def nodes_table(report: "ClusterReport") -> "Table":
-    """A table with a row for each node."""
+    """Return a table with a row for each node."""
     from rich.table import Table
 
     from multihop.cluster.console import plain
 
     table = Table(*_COLUMNS, header_style="bold", box=None)
-    for name, facts in report["nodes"].items():
-        table.add_row(*map(plain, (name, *_cells(facts))))
+    for name, node_report in report["nodes"].items():
+        table.add_row(*map(plain, (name, *_cells(node_report))))
     return table
 
 
 def links_table(report: "ClusterReport") -> "Table":
-    """A table with a row for each link and a column for each size of all-reduce, in MB/s that each rank sends."""
+    """Return a table with a row for each link and a column for each size of all-reduce, in MB/s that each rank
+    sends."""
     from rich.table import Table
 
     from multihop.cluster.console import plain
@@ -152,10 +153,10 @@ def links_table(report: "ClusterReport") -> "Table":
     return table
 
 
-def _cells(facts: "NodeReport") -> tuple[str, ...]:
+def _cells(node_report: "NodeReport") -> tuple[str, ...]:
     from multihop.cluster.doctor.findings import format_gigabytes
 
-    machine, clock, compute = (facts.get(key, {"error": ""}) for key in ("machine", "clock", "compute"))
+    machine, clock, compute = (node_report.get(key, {"error": ""}) for key in ("machine", "clock", "compute"))
     if "error" in machine:
         return ("no answer", *[_NONE] * (len(_COLUMNS) - 2))
     fullest = min(machine["disks"], key=lambda disk: disk["free"])
@@ -166,8 +167,8 @@ def _cells(facts: "NodeReport") -> tuple[str, ...]:
         format_gigabytes(fullest["free"]),
         str(machine["open_files"]),
         _NONE if "error" in compute else _devices(compute),
-        _slowest(facts, "write_rate"),
-        _slowest(facts, "read_rate"),
+        _slowest(node_report, "write_rate"),
+        _slowest(node_report, "read_rate"),
     )
 
 
@@ -177,8 +178,8 @@ def _devices(compute: dict[str, Any]) -> str:
     return f"{count}{slowest / 1e9:,.0f} GFLOP/s"
 
 
-def _slowest(facts: "NodeReport", what: str) -> str:
-    rates = [answer[what] for answer in facts.get("stores", {}).values() if what in answer]
+def _slowest(node_report: "NodeReport", what: str) -> str:
+    rates = [answer[what] for answer in node_report.get("stores", {}).values() if what in answer]
     return f"{min(rates) / 1e6:,.0f} MB/s" if rates else _NONE
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the sentence that is printed for an error."""
+"""The end of a command: its exit code, and the sentence that it prints for an error."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ _MISTAKES = {
     errno.ENAMETOOLONG: "is too long; give a shorter path",
     errno.ELOOP: "contains a loop of symbolic links; give another path",
 }
-"""Errors of paths that the user gave: what follows the path in the message."""
+"""Errors of the user's paths: the text after the path in the message."""
 
 
 _EXTRA_OF = {

@@ -17,7 +17,7 @@ from multihop.common.redaction import safe_text
 if TYPE_CHECKING:
     from multihop.eval.config import Pooling
     from multihop.eval.inference.beam_search import Search
-    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.generate import Sampling
     from multihop.eval.inference.trained_model import TrainedModel
 
 inference_commands = typer.Typer()
@@ -54,7 +54,7 @@ def generate(
 ) -> None:
     """Continue prompts with a causal model. Greedy, unless a sampling option is given."""
     location = locate_run(run, runs)
-    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.generate import Sampling
 
     if temperature is None and top_k is None and top_p is None:
         sampling = None
@@ -71,7 +71,8 @@ def translate(
     beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1: greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Above 0: prefers longer translations.")] = 0.6,
     attention_maps: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw what each line's translation attends to, N.png a line.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for pictures N.png of what the translation of line N attends to."),
     ] = None,
 ) -> None:
     """Translate the lines of standard input. Needs a translation model; prints one line for each."""
@@ -88,7 +89,7 @@ def embed(
     step: Step = None,
     pooling: Annotated[
         Literal["mean", "family"],
-        typer.Option(help="Mean of all tokens, or what the family is fine-tuned on: pooler, first or last token."),
+        typer.Option(help="mean: the mean over all tokens; family: as in fine-tuning, pooler, first or last token."),
     ] = "mean",
 ) -> None:
     """Embed the lines of standard input. Prints one JSON object per line."""
@@ -147,7 +148,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     from multihop.eval.report.figures import as_png
 
     trained, cut, done = _load(location, step), 0, 0
-    # A model that cannot do what is asked is refused before anything is read.
+    # An unsuitable model is refused before any input is read.
     translator(trained)
     if attention_maps is not None:
         attending(trained)
@@ -192,7 +193,8 @@ def _warn_about_cuts(trained: "TrainedModel", cut: int) -> None:
 
 
 def _lines_of_file() -> int:
-    """Number of remaining lines of standard input if it is a file; 0 if it is a pipe, whose length is unknown."""
+    """Return the number of remaining lines of standard input if it is a file; 0 if it is a pipe, whose length is
+    unknown."""
     stream = _stdin()
     if not stream.seekable():
         return 0
@@ -203,7 +205,7 @@ def _lines_of_file() -> int:
 
 
 def _input_lines() -> Iterator[str]:
-    """The lines of standard input, without line ends and byte order mark.
+    """Yield the lines of standard input, without line ends and byte order mark.
 
     Raises:
         UserError: a line is not UTF-8, or standard input is closed.

@@ -1,4 +1,4 @@
-"""The command `multihop init`: writes a first recipe for the texts that it is pointed at."""
+"""The command `multihop init`: writes a first recipe for the user's texts."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,9 @@ def init(
     if out.exists() and not force:
         raise UserError(f"{out} exists; choose another --out, or replace it with --force")
     if not out.parent.is_dir():
-        raise UserError(f"{out.parent} is no directory, so {out} cannot be written; create it or choose another --out")
+        raise UserError(
+            f"{out.parent} is not a directory, so {out} cannot be written; create it or choose another --out"
+        )
 
     from multihop.cluster.runs.starter_recipe import check_amount, choose
     from multihop.cluster.runs.starter_yaml import recipe_yaml, summary
@@ -51,7 +53,7 @@ def init(
 
 
 def _name_after(path: str) -> str:
-    """A valid name for a run, from the last part of a path without endings and globs."""
+    """Return a valid name for a run, from the last part of a path without endings and globs."""
     from multihop.cluster.tracking.connection import STORE_FILES
 
     parts = [part for part in re.split(r"[/\\]", path) if part and not re.search(r"[*?\[]", part)]

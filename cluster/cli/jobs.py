@@ -31,10 +31,10 @@ def submit(
     stage: Annotated[Literal["prep", "train", "eval"] | None, typer.Option(help="Default: all stages.")] = None,
     allow_change: Allow = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Examine the cluster first, and submit nothing if something is wrong.")
+        bool, typer.Option("--check", help="Check the cluster first, and submit nothing if there are problems.")
     ] = False,
 ) -> None:
-    """Run a recipe on a Ray cluster and follow it. The same again attaches to the job, or resumes the run."""
+    """Run a recipe on a Ray cluster and follow its output. Rerun it to attach to the job, or to resume the run."""
     from multihop.cluster.jobs.submit import JobRequest, load_for_cluster
 
     loaded = load_for_cluster(recipe, overrides or [], runs)
@@ -73,7 +73,7 @@ def stop(
     address: Dashboard = _LOCAL,
     now: Annotated[bool, typer.Option("--now", help="Kill it without saving a checkpoint.")] = False,
 ) -> None:
-    """Have a run save a checkpoint and stop."""
+    """Stop a run after it saves a checkpoint."""
     raise typer.Exit(stop_job(address, name, now))
 
 
@@ -81,7 +81,7 @@ def stop(
 def fetch(
     name: JobName,
     address: Dashboard = _LOCAL,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to put the folder NAME.")] = Path("fetched"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write NAME/ to.")] = Path("fetched"),
 ) -> None:
     """Copy a run's report and results to this machine."""
     show_fetch(address, name, out)

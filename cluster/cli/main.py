@@ -33,8 +33,8 @@ app.add_typer(recipes_app, name="recipes")
 app.command()(init)
 
 
-def _show_version(is_asked_for: bool) -> None:
-    if is_asked_for:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         print(f"multihop {version('multihop')}")

@@ -17,7 +17,7 @@ Overrides = Annotated[
 def _folder(text: Path | str) -> Path:
     if str(text).startswith("s3://"):
         raise typer.BadParameter(
-            f"{text} is an object store, and this command reads runs from a directory; only run, prep, train, eval and "
+            f"{text} is an object store, but this command reads runs from a directory; only run, prep, train, eval and "
             "submit take an object store. `multihop fetch` copies a run's results to this machine"
         )
     return Path(_folder_or_store(str(text)))
@@ -73,7 +73,7 @@ JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a run.")]
 
 
 def locate_run(name: str, runs: Path) -> str:
-    """The directory of the run of this name, or `name` itself if it is a directory or a URI such as s3://BUCKET/PREFIX.
+    """Return the directory of the run of this name, or `name` itself if it is a directory or s3://BUCKET/PREFIX.
 
     Raises:
         UserError: there is no such run and no such directory.

@@ -35,11 +35,11 @@ def copy_recipe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `multihop recipes` lists.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write to.")] = Path("."),
 ) -> None:
-    """Copy a recipe to DIR/NAME.yaml. With an experiment comes the recipe that its runs change."""
+    """Copy a recipe to DIR/NAME.yaml. An experiment is copied with the recipe that its runs change."""
     with as_file(files("multihop") / "recipes") as folder:
         recipes = _recipes_in(folder)
         if name not in recipes:
-            raise UserError(f"{name} is not the name of a recipe; known here: {', '.join(recipes)}")
+            raise UserError(f"{name} is not the name of a recipe; known names: {', '.join(recipes)}")
         source = recipes[name]
         wanted = [source, *_recipe_of_experiment(source)]
         targets = [out / path.relative_to(folder) for path in wanted]
@@ -52,7 +52,7 @@ def copy_recipe(
 
 
 def _recipes_in(folder: Path) -> dict[str, Path]:
-    """Paths by name, the recipes first and then the experiments."""
+    """Return paths by name, the recipes first and then the experiments."""
     paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("experiments/*.yaml"))]
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
@@ -65,7 +65,7 @@ def _recipe_of_experiment(path: Path) -> list[Path]:
 
 
 def _description(text: str) -> str:
-    """The question of an experiment, or the first sentence of a recipe's comment."""
+    """Return the question of an experiment, or the first sentence of a recipe's comment."""
     import yaml
 
     comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())

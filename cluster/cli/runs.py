@@ -15,7 +15,7 @@ from multihop.common.redaction import safe_text
 
 run_commands = typer.Typer()
 _NAMED = 3
-"""The most runs beside the first that a report is named after."""
+"""Most runs, besides the first, that the title of a report names."""
 
 
 @run_commands.command()
@@ -39,7 +39,7 @@ def prep(
     address: Address = None,
     allow_change: Allow = None,
     verify: Verify = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the work, disk and memory.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate work, disk space and memory.")] = False,
 ) -> None:
     """Prepare the data: text to token shards."""
     if dry_run:
@@ -106,7 +106,8 @@ def report(
         str | None, typer.Option("--x", metavar="KEY", help="Recipe key: plot the final losses against it.")
     ] = None,
     series: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Recipe key that tells the lines apart. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Recipe key that distinguishes the lines of the plot. Repeatable."),
     ] = None,
 ) -> None:
     """Write a report that compares several runs with the first. Writes report.md, report.html and pictures."""
@@ -137,7 +138,7 @@ def experiment(
         typer.Option(metavar="DIR", help="Directory of the report. Default: the experiment's name in runs."),
     ] = None,
 ) -> None:
-    """Do all runs of an experiment, and report on them. Finished work is skipped."""
+    """Run all runs of an experiment, and write a report over them. Finished work is skipped."""
     from multihop.cluster.runs.experiment import read_experiment
 
     plan = read_experiment(file, overrides or [])
@@ -177,17 +178,19 @@ def _run(
     loaded = load_recipe(recipe, all_overrides)
 
     def work() -> int:
-        # These import torch: errors in the recipe are reported before that.
+        # These import torch: errors in the recipe are reported first.
         from multihop.cluster.remote.remote_run import local_runs_dir, open_remote_run, with_remote_checkpoints
         from multihop.cluster.runs.evaluate_during_training import evaluate_during_training
         from multihop.cluster.runs.stages import run_stages
 
-        placed = with_remote_checkpoints(loaded, runs)
-        with open_remote_run(runs, placed.name) as remote:
+        resolved = with_remote_checkpoints(loaded, runs)
+        with open_remote_run(runs, resolved.name) as remote:
             if not following:
-                return run_stages(placed, local_runs_dir(runs), wanted, allowed or (), verify, remote)
+                return run_stages(resolved, local_runs_dir(runs), wanted, allowed or (), verify, remote)
             if remote is not None:
-                raise UserError(f"--follow needs a folder of runs, not {runs}; run `multihop eval` after the training")
-            return evaluate_during_training(placed, Path(runs), allowed or (), verify)
+                raise UserError(
+                    f"--follow needs a directory of runs, got {runs}; run `multihop eval` after the training"
+                )
+            return evaluate_during_training(resolved, Path(runs), allowed or (), verify)
 
     exit_with(work)

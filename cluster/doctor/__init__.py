@@ -1,1 +1,1 @@
-"""What is wrong with a cluster, before a big job: `rounds` measures the nodes, and `findings` judges the report."""
+"""Checks a cluster before a big job: `rounds` measures the nodes, and `findings` judges the report."""

@@ -1,4 +1,4 @@
-"""Examine the cluster of this process, or another one by a job on its head.
+"""Checks the cluster of this process, or another one by a job on its head.
 
 The command of that job is `python -m multihop.cluster.doctor.examine REQUEST.json`.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from multihop.cluster.doctor.findings import ClusterReport, findings
-from multihop.cluster.doctor.rounds import CheckRequest, Say, gather
+from multihop.cluster.doctor.rounds import CheckRequest, Echo, gather
 from multihop.cluster.doctor.smoke_test import smoke_test
 from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files
 from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_job
@@ -28,7 +28,7 @@ _REQUEST = "request.json"
 
 
 def make_request(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> CheckRequest:
-    """A request to check what a run of this recipe needs; without a recipe, what any run needs.
+    """Return a request to check what a run of this recipe needs; without a recipe, what any run needs.
 
     Args:
         runs: folder of all runs on the cluster, or s3://BUCKET/PREFIX.
@@ -46,28 +46,28 @@ def make_request(recipe: Recipe | None, runs: str | None, gpu: bool | None) -> C
         tracks=True,
         tracking=recipe.tracking.uri,
         variables=recipe.cluster.env,
-        ranks=recipe.cluster.least_and_most[0],
+        ranks=recipe.cluster.worker_range[0],
         runs=runs,
         recipe=recipe.model_dump(mode="json"),
     )
 
 
-def examine(request: CheckRequest, say: Say) -> ClusterReport:
-    """Examine the cluster that RAY_ADDRESS names, or Ray started on this machine.
+def examine(request: CheckRequest, echo: Echo) -> ClusterReport:
+    """Check the cluster that RAY_ADDRESS names, or Ray started on this machine.
 
     Returns:
-        The report of `gather`; step, the result of `smoke_test`, if the recipe is known and nothing is wrong so far;
+        The report of `gather`; step, the result of `smoke_test`, if there are a recipe and no problems so far;
         and findings, a list.
     """
     with ray_session(None, 1):
-        report = gather(request, say)
+        report = gather(request, echo)
     if request.recipe is not None and request.runs is not None and not findings(report):
-        say("a step, a checkpoint, a restart, another step")
+        echo("a step, a checkpoint, a restart, another step")
         report["step"] = smoke_test(validate_recipe(request.recipe, "the recipe"), Path(request.runs))
     return report | {"findings": [asdict(finding) for finding in findings(report)]}
 
 
-def examine_remotely(jobs: Jobs, request: CheckRequest, say: Say) -> ClusterReport:
+def examine_remotely(jobs: Jobs, request: CheckRequest, echo: Echo) -> ClusterReport:
     """Run `examine` as a small job on a cluster's head; returns its report. The code is sent if the head has another.
 
     Raises:
@@ -78,13 +78,13 @@ def examine_remotely(jobs: Jobs, request: CheckRequest, say: Say) -> ClusterRepo
     is_same = installed is not None and installed == code_hash(local.package)
     code = {} if is_same else code_to_send(local)
     if code and (new := untracked_files(local)):
-        say(f"with files that git does not track: {format_untracked(new)}")
+        echo(f"with files that git does not track: {format_untracked(new)}")
     contents = {_REQUEST: json.dumps(asdict(request)).encode()}
     command = f"exec python -m multihop.cluster.doctor.examine {_REQUEST}"
 
     def pass_progress(line: str) -> None:
         if line.startswith(PROGRESS_PREFIX):
-            say(line.removeprefix(PROGRESS_PREFIX).strip())
+            echo(line.removeprefix(PROGRESS_PREFIX).strip())
 
     printed = run_head_job(jobs, "doctor", command, contents, code, pass_progress)
     result = next((line for line in printed.splitlines() if line.startswith(RESULT_PREFIX)), None)
@@ -95,7 +95,7 @@ def examine_remotely(jobs: Jobs, request: CheckRequest, say: Say) -> ClusterRepo
 
 
 def main() -> None:
-    """Examine what the JSON file of the first argument requests. SIGTERM raises KeyboardInterrupt, for the clean-up."""
+    """Check what the JSON file in the first argument requests. SIGTERM raises KeyboardInterrupt, for the clean-up."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     request = CheckRequest(**json.loads(Path(sys.argv[1]).read_text()))
     report = examine(request, lambda line: print(f"{PROGRESS_PREFIX}{line}", flush=True))

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a cluster, judged from the report of `multihop.cluster.doctor.rounds.gather`."""
+"""Finds the problems of a cluster in the report of `multihop.cluster.doctor.rounds.gather`."""
 
 import statistics
 from collections import Counter
@@ -33,14 +33,14 @@ USER_XIDS = {13, 31, 43, 45, 68, 69}
 
 
 NodeReport = dict[str, Any]
-"""Answers of one node."""
+"""The answers of one node."""
 ClusterReport = dict[str, Any]
-"""Answers of all nodes, and the links between them, as `multihop.cluster.doctor.rounds.gather` returns them."""
+"""The answers of all nodes, and the links between them, as `multihop.cluster.doctor.rounds.gather` returns them."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and what to do about it."""
+    """A problem, and what to do about it."""
 
     node: str
     """Name of the node, of both nodes of a link, or "the cluster"."""
@@ -51,7 +51,7 @@ class Finding:
 
 
 def findings(report: ClusterReport) -> list[Finding]:
-    """All findings about a cluster; an empty list: nothing is wrong."""
+    """Return all findings about a cluster; empty if there are no problems."""
     checks: Sequence[Callable[[ClusterReport], Iterator[Finding]]] = (
         _lost,
         _unanswered,
@@ -70,7 +70,7 @@ def findings(report: ClusterReport) -> list[Finding]:
 
 
 def find_differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str, Any]]:
-    """The value that most nodes have, and {node: value} of the others. The head decides between equal numbers."""
+    """Return the value of most nodes, and {node: value} of the others. The head decides between equal numbers."""
     counts = Counter(map(repr, values.values()))
     first = max(values, key=lambda name: (counts[repr(values[name])], name == head))
     usual = values[first]
@@ -78,7 +78,7 @@ def find_differing(values: Mapping[str, Any], head: str) -> tuple[Any, dict[str,
 
 
 def find_slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_Key, float]]:
-    """The median of the rates, and the rates below `share` of it."""
+    """Return the median of the rates, and the rates below `share` of it."""
     if not rates:
         return 0.0, {}
     median = statistics.median(rates.values())
@@ -87,35 +87,35 @@ def find_slow(rates: Mapping[_Key, float], share: float) -> tuple[float, dict[_K
 
 def _lost(report: ClusterReport) -> Iterator[Finding]:
     for name in report["lost"]:
-        yield Finding(name, "node", "Ray lost it", "every node alive", "start Ray there again, and see why it ended")
+        yield Finding(name, "node", "lost by Ray", "every node alive", "restart Ray on it, and find out why it ended")
 
 
 def _unanswered(report: ClusterReport) -> Iterator[Finding]:
     advice = {
-        "machine": "see whether the host and its network are up, and that this project can be imported there",
-        "clock": "see whether the host and its network are up",
-        "compute": "see whether torch can be imported there, and whether another job holds the GPUs",
-        "gpus_idle": "install NVIDIA's driver there",
+        "machine": "check that the host and its network are up, and that the node can import this project",
+        "clock": "check that the host and its network are up",
+        "compute": "check that the node can import torch, and that no other job holds its GPUs",
+        "gpus_idle": "install NVIDIA's driver on it",
     }
-    for name, facts in report["nodes"].items():
+    for name, node in report["nodes"].items():
         for question, then in advice.items():
-            if "error" in facts.get(question, {}):
-                yield Finding(name, question, facts[question]["error"], "an answer", then)
+            if "error" in node.get(question, {}):
+                yield Finding(name, question, node[question]["error"], "an answer", then)
 
 
 def _room(report: ClusterReport) -> Iterator[Finding]:
     kind, needed = ("gpus", report["needs"]["ranks"]) if report["needs"]["gpu"] else ("cpus", report["needs"]["ranks"])
-    total = sum(int(facts[kind]) for facts in report["nodes"].values())
-    free = sum(facts["free"][kind] for facts in report["nodes"].values())
+    total = sum(int(node[kind]) for node in report["nodes"].values())
+    free = sum(node["free"][kind] for node in report["nodes"].values())
     name, wanted = f"{kind.upper()[:-1]}s", f"{needed} for cluster.workers"
     if total < needed:
         yield Finding("the cluster", "room", f"{total} {name} in all", wanted, "lower cluster.workers, or add nodes")
     elif free < needed:
         advice = "a run would wait until other jobs end: stop them, lower cluster.workers, or add nodes"
         yield Finding("the cluster", "room", f"{free} free {name} of {total}", wanted, advice)
-    for name, facts in report["nodes"].items():
-        if report["needs"]["gpu"] and facts["gpus"] == 0:
-            yield Finding(name, "room", "Ray knows no GPU there", "GPUs", "install the driver, and start Ray again")
+    for name, node in report["nodes"].items():
+        if report["needs"]["gpu"] and node["gpus"] == 0:
+            yield Finding(name, "room", "no GPU known to Ray", "GPUs", "install the driver and restart Ray")
 
 
 def _versions(report: ClusterReport) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def _space(report: ClusterReport) -> Iterator[Finding]:
         available = each["memory"]["available"]
         if available < AVAILABLE_MEMORY:
             seen, wanted = f"{format_gigabytes(available)} of memory left", format_gigabytes(AVAILABLE_MEMORY)
-            yield Finding(name, "memory", seen, wanted, "see what else runs there")
+            yield Finding(name, "memory", seen, wanted, "check what else runs on it")
         if (free := each["shm"]["free"]) < FREE_SHM:
             advice = "enlarge it (docker run --shm-size), or remove what is left in it"
             yield Finding(name, "shm", f"{format_gigabytes(free)} free in /dev/shm", format_gigabytes(FREE_SHM), advice)
@@ -187,7 +187,7 @@ def _devices(report: ClusterReport) -> Iterator[Finding]:
     for (name, number), each in devices.items():
         if each["wrong"]:
             seen = f"device {number} computed {each['wrong']} of 20 matrix products wrongly"
-            yield Finding(name, "compute", seen, "none", "take the node out, and have the device replaced")
+            yield Finding(name, "compute", seen, "none", "remove the node, and have the device replaced")
     for kind in dict.fromkeys(each["name"] for each in devices.values()):
         median, below = find_slow(
             {key: each["flops"] for key, each in devices.items() if each["name"] == kind}, SLOW_DEVICE
@@ -196,14 +196,14 @@ def _devices(report: ClusterReport) -> Iterator[Finding]:
             load = report["nodes"][name]["machine"]["load"]
             seen = f"device {number} multiplies matrices at {flops / 1e9:,.0f} GFLOP/s (load {load})"
             wanted = f"{SLOW_DEVICE:.0%} of the median of {median / 1e9:,.0f}"
-            yield Finding(name, "compute", seen, wanted, "see what else runs there, its limits and its cooling")
+            yield Finding(name, "compute", seen, wanted, "check its load, its limits and its cooling")
 
 
 def _gpus(report: ClusterReport) -> Iterator[Finding]:
     answered = {
-        name: facts["gpus_idle"]
-        for name, facts in report["nodes"].items()
-        if "gpus_idle" in facts and "error" not in facts["gpus_idle"]
+        name: node["gpus_idle"]
+        for name, node in report["nodes"].items()
+        if "gpus_idle" in node and "error" not in node["gpus_idle"]
     }
     most = max((len(answer["gpus"]) for answer in answered.values()), default=0)
     for name, answer in answered.items():
@@ -211,7 +211,7 @@ def _gpus(report: ClusterReport) -> Iterator[Finding]:
         known, visible = report["nodes"][name]["gpus"], len(answer["gpus"])
         if visible < most or known != visible:
             seen = f"{visible} GPUs, of which Ray knows {known}"
-            yield Finding(name, "GPU", seen, f"{most}", "see dmesg and nvidia-smi, and start Ray again")
+            yield Finding(name, "GPU", seen, f"{most}", "check dmesg and nvidia-smi, and restart Ray")
         for gpu in answer["gpus"]:
             for seen, expected, advice in _gpu_faults(gpu):
                 yield Finding(name, "GPU", f"GPU {gpu['index']}: {seen}", expected, advice)
@@ -219,7 +219,7 @@ def _gpus(report: ClusterReport) -> Iterator[Finding]:
         for gpu in [*answer["gpus"], *after]:
             if reasons := [text for bit, text in SLOWDOWNS.items() if (gpu["throttle_reasons"] or 0) & bit]:
                 seen = f"GPU {gpu['index']}: {', '.join(reasons)}"
-                slowed.setdefault(seen, Finding(name, "GPU", seen, "full clocks", "see cooling and power supply"))
+                slowed.setdefault(seen, Finding(name, "GPU", seen, "full clocks", "check cooling and power supply"))
         yield from slowed.values()
         for address, number in answer["xids"] or ():
             if number not in USER_XIDS:
@@ -233,7 +233,7 @@ def _gpu_faults(gpu: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         seen = f"{format_gigabytes(gpu['memory_used'])} of memory in use"
         yield seen, f"less than {format_gigabytes(USED)}", "end the process that nvidia-smi shows"
     if (gpu["temperature"] or 0) > HOT:
-        yield f"{gpu['temperature']} degrees without work", f"{HOT} at most", "see its cooling"
+        yield f"{gpu['temperature']} degrees without work", f"{HOT} at most", "check its cooling"
     if gpu["uncorrected_errors"]:
         yield (
             f"{gpu['uncorrected_errors']} uncorrected ECC errors",
@@ -242,13 +242,13 @@ def _gpu_faults(gpu: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         )
     now, most = gpu["pcie_width"]
     if now is not None and most is not None and now < most:
-        yield f"PCIe x{now}", f"x{most}", "reseat the card, and see the slot and the riser"
+        yield f"PCIe x{now}", f"x{most}", "reseat the card, and check the slot and the riser"
 
 
 def _stores(report: ClusterReport) -> Iterator[Finding]:
     by_location: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, facts in report["nodes"].items():
-        for location, answer in facts.get("stores", {}).items():
+    for name, node in report["nodes"].items():
+        for location, answer in node.get("stores", {}).items():
             by_location.setdefault(location, {})[name] = answer
     for location, answers in by_location.items():
         good = {name: each for name, each in answers.items() if "error" not in each}
@@ -258,7 +258,7 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
                 advice = "give access, free space, or mount the same folder on all nodes"
                 yield Finding(name, "store", f"{each['error']}{other}", f"{location} written and read", advice)
             elif not each["same"]:
-                seen = f"another content in what {each['read_of']} wrote to {location}"
+                seen = f"content other than {each['read_of']} wrote to {location}"
                 yield Finding(name, "store", seen, "the same content", "do not use this store")
         yield from _atomic(location, good)
         for what in ("write_rate", "read_rate"):
@@ -266,20 +266,20 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
             for name, value in below.items():
                 seen = f"{what.partition('_')[0]} {location} at {format_rate(value)}"
                 wanted = f"{SLOW_STORE:.0%} of the median of {format_rate(median)}"
-                yield Finding(name, "store", seen, wanted, "see its disk, its network and how the folder is mounted")
+                yield Finding(name, "store", seen, wanted, "check its disk, its network and how the folder is mounted")
 
 
 def _atomic(location: str, answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Of all nodes that create one file at once, one may succeed at most, and all must read its content."""
+    """Check that at most one of the nodes that created one file at once succeeded, and that all read its content."""
     creators = sorted(name for name, each in answers.items() if each["created"])
     owners = {each["owner"] for each in answers.values()}
-    advice = "use another store: on this one two runs could own one folder"
+    advice = "use another store: on this one, two runs could own one folder"
     if len(creators) > 1:
-        seen = f"each created the one file in {location} that only one may"
+        seen = f"each created a file in {location} that only one node may create"
         yield Finding(", ".join(creators), "store", seen, "one node at most", advice)
     elif len(owners) > 1 or (creators and owners != {answers[creators[0]]["node_file"]}):
         yield Finding(
-            ", ".join(sorted(answers)), "store", f"different contents of one file in {location}", "the same", advice
+            ", ".join(sorted(answers)), "store", f"different content of one file in {location}", "the same", advice
         )
 
 
@@ -288,7 +288,7 @@ def _links(report: ClusterReport) -> Iterator[Finding]:
     for link in report["links"]:
         name = " - ".join(link["nodes"])
         if "error" in link:
-            advice = "see the network between them, firewalls and /etc/hosts, and which interface has Ray's address"
+            advice = "check the network between them, firewalls, /etc/hosts, and the interface with Ray's address"
             yield Finding(name, "link", f"all-reduce failed: {link['error']}", "an answer", advice)
             continue
         for size, value in link["rates"].items():
@@ -297,10 +297,12 @@ def _links(report: ClusterReport) -> Iterator[Finding]:
     for (ends, size), rates in groups.items():
         median, below = find_slow(rates, SLOW_LINK) if int(size) == largest else (0.0, {})
         for name, value in below.items():
-            where = "within the node" if ends == 1 else "between them"
-            seen = f"all-reduce of {int(size) // 2**20} MiB {where} at {format_rate(value)}"
+            scope = "within the node" if ends == 1 else "between them"
+            seen = f"all-reduce of {int(size) // 2**20} MiB {scope} at {format_rate(value)}"
             wanted = f"{SLOW_LINK:.0%} of the median of {format_rate(median)}"
-            yield Finding(name, "link", seen, wanted, "see cables, ports, speed of the interface and what else uses it")
+            yield Finding(
+                name, "link", seen, wanted, "check cables, ports, the speed of the interface and what else uses it"
+            )
 
 
 def _tracking(report: ClusterReport) -> Iterator[Finding]:
@@ -312,17 +314,17 @@ def _tracking(report: ClusterReport) -> Iterator[Finding]:
 def _step(report: ClusterReport) -> Iterator[Finding]:
     if "error" in report.get("step", {}):
         expected = "a step, a checkpoint, a restart and another step of the recipe"
-        yield Finding("the cluster", "step", report["step"]["error"], expected, "correct this before the long run")
+        yield Finding("the cluster", "step", report["step"]["error"], expected, "fix this before the long run")
 
 
 def _answers(report: ClusterReport, question: str) -> dict[str, dict[str, Any]]:
-    """The answers to a question by node, without nodes that gave none."""
-    answers = {name: facts.get(question, {"error": "not asked"}) for name, facts in report["nodes"].items()}
+    """Return the answers to a question by node, without nodes that gave none."""
+    answers = {name: node.get(question, {"error": "not requested"}) for name, node in report["nodes"].items()}
     return {name: answer for name, answer in answers.items() if "error" not in answer}
 
 
 def _head(report: ClusterReport) -> str:
-    return next((name for name, facts in report["nodes"].items() if facts["is_head"]), "")
+    return next((name for name, node in report["nodes"].items() if node["is_head"]), "")
 
 
 def format_gigabytes(count: float) -> str:

@@ -48,7 +48,7 @@ _ALL_REDUCE_REPEATS = 5
 
 
 def measure_machine(folders: Sequence[str], variables: Sequence[str]) -> dict[str, Any]:
-    """Versions, code, memory, disks and limits: what is read in an instant.
+    """Read versions, code, memory, disks and limits, which takes no time.
 
     Args:
         folders: paths whose disks are reported too.
@@ -76,7 +76,7 @@ def measure_machine(folders: Sequence[str], variables: Sequence[str]) -> dict[st
 
 
 def read_clock() -> float:
-    """This node's clock, in seconds since 1970."""
+    """Read this node's clock, in seconds since 1970."""
     return time.time()
 
 
@@ -116,7 +116,8 @@ def _measure_device(device: Any) -> dict[str, Any]:
 
 
 def _wrong_products(device: Any) -> int:
-    """Number of equal products of random matrices that differ from a float64 reference computed on the CPU."""
+    """Return the number of equal products of random matrices that differ from a float64 reference computed on the
+    CPU."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +132,7 @@ def _wrong_products(device: Any) -> int:
 
 
 def query_gpus() -> dict[str, Any]:
-    """Each GPU as nvidia-smi describes it, and the Xid messages of the kernel if this user may read them.
+    """Return each GPU as nvidia-smi describes it, and the Xid messages of the kernel if this user may read them.
 
     Raises:
         OSError: there is no nvidia-smi.
@@ -146,7 +147,7 @@ def query_gpus() -> dict[str, Any]:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Rows of nvidia-smi's CSV in the order of the fields above; None for what a GPU does not report.
+    """Return rows of nvidia-smi's CSV in the order of the fields above; None for what a GPU does not report.
 
     Returns:
         index, name, uuid, driver, memory_total and memory_used (bytes), temperature (degrees Celsius),
@@ -178,12 +179,13 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 def parse_xids(text: str) -> list[list[Any]]:
-    """[PCI address, Xid number] of each kind of message of NVIDIA's driver in the kernel's log, without repetitions."""
+    """Return [PCI address, Xid number] of each kind of message of NVIDIA's driver in the kernel's log, without
+    repetitions."""
     return [[address, int(number)] for address, number in dict.fromkeys(_XID.findall(text))]
 
 
 def _number(text: str) -> int | None:
-    """A decimal or hexadecimal number; None for other text."""
+    """Return a decimal or hexadecimal number; None for other text."""
     try:
         return int(text, 0)
     except ValueError:
@@ -266,7 +268,7 @@ def _disks(folders: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
+    """Return the path, or its nearest parent that exists."""
     return next(each for each in (path, *path.parents) if each.exists())
 
 

@@ -1,4 +1,4 @@
-"""The rounds of an examination: one question to all nodes after another, so that no measurement disturbs another."""
+"""The rounds of a check: all nodes answer one question after another, so that no measurement disturbs another."""
 
 import secrets
 import time
@@ -20,7 +20,7 @@ from multihop.cluster.ray.each_node import Call, Failed, Node, call_on_nodes, fr
 from multihop.cluster.tracking.connection import seconds_to_answer, server_uri
 from multihop.common.errors import UserError
 
-Say = Callable[[str], object]
+Echo = Callable[[str], object]
 
 _ANSWER_S = 120.0
 """Timeout of a node's first answer: Ray starts a process, which may have to fetch the code first."""
@@ -34,10 +34,10 @@ _RANKS_ON_A_CPU_NODE = 2
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What `multihop doctor` checks. It is sent to a cluster as JSON, beside the code."""
+    """The checks that `multihop doctor` is to make. A request is sent to a cluster as JSON, beside the code."""
 
     gpu: bool | None = False
-    """Whether each node should have GPUs, which are examined too; None: if any node has GPUs."""
+    """Whether each node should have GPUs, which are checked too; None: if any node has GPUs."""
     stores: list[str] = field(default_factory=list)
     """Folders or s3:// locations that all nodes must write and read."""
     tracks: bool = False
@@ -54,20 +54,20 @@ class CheckRequest:
     """Resolved recipe of which a step is trained, if `runs` has its data."""
 
 
-def gather(request: CheckRequest, say: Say) -> ClusterReport:
+def gather(request: CheckRequest, echo: Echo) -> ClusterReport:
     """Ask all nodes; the answers are JSON values, and {"error": reason} for a question that failed.
 
     Args:
-        say: called with a line about each round.
+        echo: called with a line about each round.
 
     Returns:
-        nodes {name: facts}, the head first, with address, is_head, cpus, gpus, free, machine, and for those that
-        answered clock, compute, stores {location: …} and, if GPUs are examined, gpus_idle and gpus_after_work;
+        nodes {name: report}, the head first, with address, is_head, cpus, gpus, free, machine, and for those that
+        answered clock, compute, stores {location: …} and, if GPUs are checked, gpus_idle and gpus_after_work;
         links [{nodes, rates}]; lost (names); needs; and tracking, if it is requested.
     """
     nodes, lost = nodes_of_cluster()
     on_gpu = any(node.gpus for node in nodes) if request.gpu is None else request.gpu
-    facts: dict[str, NodeReport] = {
+    reports: dict[str, NodeReport] = {
         node.name: {
             "address": node.address,
             "is_head": node.is_head,
@@ -80,38 +80,38 @@ def gather(request: CheckRequest, say: Say) -> ClusterReport:
 
     def ask(question: str, timeout_s: float, calls: Sequence[Call]) -> None:
         for call, answer in zip(calls, call_on_nodes(calls, timeout_s), strict=True):
-            facts[call.node.name][question] = _as_json(answer)
+            reports[call.node.name][question] = _as_json(answer)
 
-    say(f"{len(nodes)} nodes: versions, memory, disks")
+    echo(f"{len(nodes)} nodes: versions, memory, disks")
     folders = [location for location in request.stores if "://" not in location]
     ask("machine", _ANSWER_S, [Call(node, measure_machine, (folders, request.variables)) for node in nodes])
-    nodes = [node for node in nodes if "error" not in facts[node.name]["machine"]]
-    say("clocks")
+    nodes = [node for node in nodes if "error" not in reports[node.name]["machine"]]
+    echo("clocks")
     for node in nodes:
-        facts[node.name]["clock"] = _clock(node)
+        reports[node.name]["clock"] = _clock(node)
     if on_gpu:  # before they have work, which takes memory
-        say("GPUs")
+        echo("GPUs")
         ask("gpus_idle", _SHORT_S, [Call(node, query_gpus) for node in nodes])
-    say("matrix products")
+    echo("matrix products")
     reserved = {node: node.gpus if on_gpu else 0 for node in nodes}
     ask("compute", _COMPUTE_S, [Call(node, measure_compute, (on_gpu,), gpus=reserved[node]) for node in nodes])
     if on_gpu:
         ask("gpus_after_work", _SHORT_S, [Call(node, query_gpus) for node in nodes])
     for location in request.stores:
-        say(f"reading and writing {location}")
+        echo(f"reading and writing {location}")
         for name, answer in _store(location, nodes):
-            facts[name].setdefault("stores", {})[location] = answer
-    say("all-reduce")
-    report: ClusterReport = {"nodes": facts, "links": list(_links(nodes, on_gpu)), "lost": lost}
+            reports[name].setdefault("stores", {})[location] = answer
+    echo("all-reduce")
+    report: ClusterReport = {"nodes": reports, "links": list(_links(nodes, on_gpu)), "lost": lost}
     report["needs"] = {"ranks": request.ranks, "gpu": on_gpu}
     if request.tracks and (uri := server_uri(request.tracking)) is not None:
-        say("MLflow")
+        echo("MLflow")
         report["tracking"] = _ask_tracking(uri)
     return report
 
 
 def _clock(node: Node) -> dict[str, Any]:
-    """How far the node's clock is ahead of this process's, and by how much that may be wrong, in seconds: the best of
+    """Measure how many seconds the node's clock is ahead of this process's, and the error of that: the best of
     some round trips, in the middle of which the node is assumed to have read its clock."""
     answers = []
     for _ in range(_CLOCK_REPEATS):
@@ -129,8 +129,8 @@ def _store(location: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str
     trial, file_of = secrets.token_hex(4), {node: f"node-{number}" for number, node in enumerate(nodes)}
     try:
         wrote = call_on_nodes([Call(node, store.write, (location, trial, file_of[node])) for node in nodes], _STORE_S)
-        facts = {node: _as_json(answer) for node, answer in zip(nodes, wrote, strict=True)}
-        writers = [node for node in nodes if "error" not in facts[node]]
+        results = {node: _as_json(answer) for node, answer in zip(nodes, wrote, strict=True)}
+        writers = [node for node in nodes if "error" not in results[node]]
         others = {node: writers[(number + 1) % len(writers)] for number, node in enumerate(writers)}
         read = call_on_nodes(
             [Call(node, store.read, (location, trial, file_of[others[node]])) for node in writers], _STORE_S
@@ -138,12 +138,12 @@ def _store(location: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str
     finally:
         call_on_nodes([Call(node, store.remove, (location, trial)) for node in nodes], _SHORT_S)
     for node, answer in zip(writers, read, strict=True):
-        facts[node] |= _as_json(answer) | {"node_file": file_of[node], "read_of": others[node].name}
-    return ((node.name, answer) for node, answer in facts.items())
+        results[node] |= _as_json(answer) | {"node_file": file_of[node], "read_of": others[node].name}
+    return ((node.name, answer) for node, answer in results.items())
 
 
 def _links(nodes: Sequence[Node], on_gpu: bool) -> Iterator[dict[str, Any]]:
-    """All-reduce within each node, then between neighbours, as many pairs at once as have no node in common."""
+    """Measure all-reduce within each node, then between neighbours, as many pairs at once as have no node in common."""
     within = [[node] * (node.gpus if on_gpu else _RANKS_ON_A_CPU_NODE) for node in nodes]
     around = [[node, nodes[(number + 1) % len(nodes)]] for number, node in enumerate(nodes)]
     even, odd = around[0 : len(nodes) - 1 : 2], around[1 : len(nodes) - 1 : 2]

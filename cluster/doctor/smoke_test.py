@@ -49,7 +49,7 @@ def smoke_test(recipe: Recipe, runs: Path) -> dict[str, Any]:
 
 
 def shorten(recipe: Recipe, runs: Path, name: str, steps: int) -> Recipe:
-    """The recipe with its first phase only, and so many steps of that at the full batch size."""
+    """Return the recipe with its first phase only, and so many steps of that at the full batch size."""
     content = recipe.model_dump(mode="json")
     phase = content["phases"][0] | {"steps": steps, "batch_ramp": [], "skip_steps": [], "schedule": "constant"}
     content["phases"] = [phase | {"warmup_ratio": None, "warmup_steps": 0}]

@@ -1,7 +1,7 @@
-"""Whether a folder or bucket for runs or checkpoints can be written and read by all nodes, how fast, and atomically.
+"""Tests whether all nodes can write and read a folder or bucket for runs or checkpoints, how fast, and atomically.
 
-Each function is called on a node. Each node writes a file, then reads its neighbour's: its own file would come from its
-memory. All nodes try to create one file at once, as two runs that want one folder would.
+Each function is called on a node. Each node writes a file, then reads its neighbour's, since its own would come from
+its page cache. All nodes try to create one file at once, as two runs that want one folder would.
 """
 
 import errno
@@ -21,11 +21,11 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
     """Write 64 MiB, and try to be the one that creates a file.
 
     Args:
-        trial: names a folder in `location`, which need not exist.
-        node: names this node's file.
+        trial: name of a folder in `location`, which need not exist.
+        node: name of this node's file.
 
     Returns:
-        write_rate, in bytes per second, and created: whether this node created the file that only one may.
+        write_rate, in bytes per second, and created: whether this node created the file that only one node may create.
 
     Raises:
         OSError, UserError: the location cannot be written to.
@@ -86,6 +86,6 @@ def _folder(location: str, trial: str) -> Folder:
 
 
 def _content(node: str) -> Iterator[bytes]:
-    """64 MiB that no store compresses, and that differ from those of other nodes."""
+    """Yield 64 MiB that no store compresses, and that differ from those of other nodes."""
     for number in range(_PIECES):
         yield hashlib.shake_256(f"{node} {number}".encode()).digest(_PIECE)

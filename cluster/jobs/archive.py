@@ -1,4 +1,4 @@
-"""What is sent to a cluster with a job: a .zip file with the recipe, and the code where the cluster has another."""
+"""The .zip file that is sent to a cluster with a job: the recipe, and the code unless the cluster has the same."""
 
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,8 @@ _CHUNK = 2**20
 
 
 def code_to_send(local: CodeVersion) -> dict[str, Path]:
-    """Files of the checkout that git tracks or would track, so no caches or runs; the package's files without git.
+    """Return the files of the checkout that git tracks or would track, so no caches or runs; the package's files
+    without git.
 
     Links are left out: they could point anywhere.
 
@@ -36,13 +37,13 @@ def _name_in_archive(path: Path) -> str:
 
 
 def untracked_files(local: CodeVersion) -> list[str]:
-    """Names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
+    """Return the names of the files of `code_to_send` that git does not track, because they may be sent by mistake."""
     paths = _regular(_git_files(local, "--others")) if local.commit else []
     return [path.relative_to(local.checkout).as_posix() for path in paths]
 
 
 def format_untracked(names: Sequence[str]) -> str:
-    """The user's line about untracked files."""
+    """Return the user's line about untracked files."""
     more = f" and {len(names) - _LARGEST} more" if len(names) > _LARGEST else ""
     return f"{safe_text(', '.join(names[:_LARGEST]))}{more}: sent as well; add to .gitignore what must not be sent"
 

@@ -1,4 +1,4 @@
-"""Follow a job from another machine: each line of its output once, across lost connections; then its exit code."""
+"""Follows a job from another machine: each line of its output once, across lost connections; then its exit code."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from multihop.common.errors import DONE, FAILED, LOST, STOPPED, USER_ERROR
 
 _RETRY_S = 2.0
 _PATIENCE_S = 600.0
-"""Seconds to wait for a head that does not answer: longer than its restart takes."""
+"""Seconds to wait for a head that does not answer, longer than its restart takes."""
 
 
 def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | None:
@@ -35,7 +35,7 @@ def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job |
         except UnreachableError as error:
             is_unreachable = _report(is_unreachable, True, str(error))
             time.sleep(_RETRY_S)
-        # Asked in any case: a cluster that replaced a lost one has no output to follow, and does not know the job.
+        # Checked in any case: a cluster that replaced a lost one has no output to follow, and does not know the job.
         try:
             job = jobs.get(job_id)
         except UnreachableError as error:
@@ -52,7 +52,8 @@ def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job |
 
 
 def exit_code(job: Job | None) -> int:
-    """The exit code of the job's command; LOST if the cluster lost the job; never 0 for a job that did not succeed."""
+    """Return the exit code of the job's command; LOST if the cluster lost the job; never 0 for a job that did not
+    succeed."""
     if job is None:
         return LOST
     if job.status == "SUCCEEDED":
@@ -65,7 +66,7 @@ def exit_code(job: Job | None) -> int:
 
 
 def outcome(job: Job | None, name: str) -> str:
-    """One line about how the job ended."""
+    """Return one line about how the job ended."""
     code = exit_code(job)
     if job is None or code == LOST:
         why = f" ({job.message.splitlines()[0][:300]})" if job is not None and job.message else ""

@@ -46,8 +46,8 @@ def run_head_job(
     printed.
 
     Args:
-        name: becomes a part of the job's id.
-        contents, files: of the folder, as `write_archive` takes them.
+        name: prefix of the job's id.
+        contents, files: content of the folder, as `write_archive` takes it.
         write: takes the output line by line, as it comes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a run on a cluster has written, read from another machine: its job, the log of a rank, and its results."""
+"""Reads what a run on a cluster has written from another machine: its job, the log of a rank, and its results."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ this process is still alive."""
 
 
 def find_job(jobs: Jobs, name: str) -> Job:
-    """The run's job that has not ended, or else its newest job.
+    """Return the run's job that has not ended, or else its newest job.
 
     Raises:
         UserError: the run has no job.
@@ -28,7 +28,7 @@ def find_job(jobs: Jobs, name: str) -> Job:
     of_run = [job for job in every if job.run == name]
     if not of_run:
         existing = ", ".join(sorted({job.run for job in every})) or "none"
-        raise UserError(f"no job of a run {name}; runs with jobs: {existing}")
+        raise UserError(f"the run {name} has no job; runs with jobs: {existing}")
     return next((job for job in reversed(of_run) if not job.has_ended), of_run[-1])
 
 

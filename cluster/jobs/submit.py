@@ -1,4 +1,4 @@
-"""Submit a run to a cluster: the same again attaches to the job that runs, or resumes the run.
+"""Submits a run to a cluster. Submitting it again attaches to the job that runs, or resumes the run.
 
 The paths in a recipe that is sent to a cluster are paths on its nodes, and must be absolute.
 """
@@ -62,7 +62,7 @@ class JobRequest:
         return sha256_json({"recipe": described, "stage": self.stage, "runs": self.runs})[:10]
 
     def command(self, job_id: str) -> str:
-        """The shell command of the job."""
+        """Return the shell command of the job."""
         options = ["--runs", self.runs, *(part for key in self.allowed for part in ("--allow-change", key))]
         variables = [f"{JOB}={job_id}", f"{COMMIT_VARIABLE}={code_version().label or ''}"]
         return "exec " + shlex.join(
@@ -72,7 +72,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What a cluster's head has installed, and the recipe of a run."""
+    """The packages that a cluster's head has installed, and the recipe of a run."""
 
     code: str | None
     """Hash of the installed code; None: not installed."""
@@ -103,11 +103,11 @@ def load_for_cluster(path: Path, overrides: list[str], runs: str | None) -> Reci
     return resolve_paths(recipe if runs is None else with_remote_checkpoints(recipe, runs))
 
 
-def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job:
-    """Submit a run, or find the job that does the same already.
+def submit(jobs: Jobs, request: JobRequest, echo: Callable[[str], object]) -> Job:
+    """Submit a run, or attach to the job that already runs it.
 
     Args:
-        say: called with each line to print.
+        echo: called with each line to print.
 
     Raises:
         UserError: a job or a run of this name has another recipe, or the code is too large to send.
@@ -115,7 +115,7 @@ def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job
     name = request.recipe.name
     earlier = [job for job in jobs.all() if job.run == name]
     if running := next((job for job in earlier if not job.has_ended), None):
-        return _attach(running, request, say)
+        return _attach(running, request, echo)
     head = inspect_head(jobs, f"{request.runs}/{name}")
     if head.versions["ray"] is None:
         raise UserError(
@@ -124,11 +124,11 @@ def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job
         )
     local = code_version()
     is_same = head.code is not None and head.code == code_hash(local.package)
-    say(f"run       {name}, {request.runs}/{name} on the cluster: {request.stage or 'all stages'}")
+    echo(f"run       {name}, {request.runs}/{name} on the cluster: {request.stage or 'all stages'}")
     for line in _changes(request, head.recipe):
-        say(f"recipe    {line}")
-    least, most = request.recipe.cluster.least_and_most
-    say(f"ranks     {least if least == most else f'{least} to {most}'}")
+        echo(f"recipe    {line}")
+    least, most = request.recipe.cluster.worker_range
+    echo(f"ranks     {least if least == most else f'{least} to {most}'}")
     code = {} if is_same else code_to_send(local)
     contents = {_RECIPE: yaml.safe_dump(_for_cluster(request.recipe), sort_keys=False).encode()}
     metadata = {
@@ -143,10 +143,10 @@ def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "job.zip"
         size = write_archive(archive, contents, code, LARGEST_ARCHIVE)
-        say(f"code      {_code_line(local, is_same, head.code)}")
-        say(f"sends     {size}")
+        echo(f"code      {_code_line(local, is_same, head.code)}")
+        echo(f"archive   {size}")
         if code and (new := untracked_files(local)):
-            say(f"untracked {format_untracked(new)}")
+            echo(f"untracked {format_untracked(new)}")
         number = 1 + max((_number(job, name) for job in earlier), default=0)
         while True:
             job_id = f"{name}-{number}"  # no hash in it: of two concurrent requests for a run, the head accepts one
@@ -154,11 +154,11 @@ def submit(jobs: Jobs, request: JobRequest, say: Callable[[str], object]) -> Job
                 break
             other = jobs.get(job_id)
             if other is not None and not other.has_ended:
-                return _attach(other, request, say)
+                return _attach(other, request, echo)
             number += 1
     job = jobs.get(job_id)
     assert job is not None, job_id
-    say(f"job       {job_id}")
+    echo(f"job       {job_id}")
     return job
 
 
@@ -171,23 +171,23 @@ def inspect_head(jobs: Jobs, run_dir: str) -> HeadReport:
     return HeadReport(report["code"], report["versions"], recipe)
 
 
-def _attach(job: Job, request: JobRequest, say: Callable[[str], object]) -> Job:
+def _attach(job: Job, request: JobRequest, echo: Callable[[str], object]) -> Job:
     now = request.recipe.model_dump(mode="json")
     if job.metadata.get(CONTENT) != request.content:
         changed = differences(_comparable(job.recipe), _comparable(now))
         what = format_diff(changed) if changed else "another stage or folder of runs"
         raise UserError(
-            f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop it first "
-            f"with `multihop stop {job.run}`"
+            f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop the job "
+            f"first with `multihop stop {job.run}`"
         )
     if job.metadata.get(CODE) != code_hash(code_version().package):
-        say(f"code      the job runs {job.metadata.get(COMMIT) or 'no commit'}, which differs from yours")
-    say(f"job       {job.id} does this already; following it")
+        echo(f"code      the job runs {job.metadata.get(COMMIT) or 'no commit'}, which differs from yours")
+    echo(f"job       {job.id} already runs this; following its output")
     return job
 
 
 def _changes(request: JobRequest, existing: dict[str, Any] | None) -> list[str]:
-    """The differences from an existing run, one a line; raises UserError for those that are not allowed."""
+    """Return the differences from an existing run, one a line; raises UserError for those that are not allowed."""
     if existing is None:
         return ["a new run"]
     run_dir = f"{request.runs}/{request.recipe.name}"
@@ -195,7 +195,7 @@ def _changes(request: JobRequest, existing: dict[str, Any] | None) -> list[str]:
     now = request.recipe.model_dump(mode="json")
     check_allowed(locked_changes(then, now, Recipe), Recipe, request.allowed, run_dir)
     changed = differences(_comparable(then), _comparable(now))
-    return [format_diff([entry]) for entry in changed] or ["the same as that of the existing run"]
+    return [format_diff([entry]) for entry in changed] or ["as in the existing run"]
 
 
 def _comparable(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,8 @@ def _code_line(local: CodeVersion, is_same: bool, theirs: str | None) -> str:
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
-    """Keys and values that are paths on the nodes. `engine.deepspeed` is not among them: its content is sent."""
+    """Yield the keys and values that are paths on the nodes. `engine.deepspeed` is not among them: its content is
+    sent."""
     for number, source in enumerate(recipe.data.sources):
         yield f"data.sources[{number}].path", source.path
         yield f"data.sources[{number}].target_path", source.target_path

@@ -1,4 +1,4 @@
-"""How many ranks a cluster has room for, and whether more ranks are worth a restart.
+"""Counts how many ranks a cluster has room for, and decides whether more ranks are worth a restart.
 
 Waits for nodes, asks the autoscaler for them, and prints what it waits for.
 """
@@ -28,11 +28,11 @@ class _Count:
 
     total: int
     free: int
-    """Not reserved by other jobs; includes those of this driver's ranks."""
+    """Number that other jobs have not reserved, including those of this driver's ranks."""
 
 
 class Capacity:
-    """How many ranks the cluster has room for. Prints when that is too few. Use it in a with statement."""
+    """Counts how many ranks the cluster has room for, and prints when that is too few. Use it in a `with` block."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
@@ -55,7 +55,7 @@ class Capacity:
             _request_nodes(self.kind, 0)  # nodes that nobody uses may end
 
     def room(self, unresponsive: Set[str] = frozenset()) -> int:
-        """How many ranks fit on the live nodes, beside other jobs: `least` to `most`, or 0.
+        """Return how many ranks fit on the live nodes beside other jobs: `least` to `most`, or 0.
 
         Where it is less than `most`, the autoscaler is asked for nodes, if the cluster has one.
 
@@ -164,7 +164,8 @@ class ScaleUpPolicy:
             self._rows.append((row["step"], row["time"]))
 
     def is_worth_restart(self, ranks: int, room: int, now: float) -> bool:
-        """Whether to restart with `room` ranks instead of `ranks`, once that room is unchanged for ten seconds."""
+        """Return whether to restart with `room` ranks instead of `ranks`, once that room is unchanged for ten
+        seconds."""
         if room <= ranks:
             self._room = 0
             return False
@@ -173,7 +174,7 @@ class ScaleUpPolicy:
         return now - self._since >= _ROOM_SETTLED_S and self.remaining_s() * (1 - ranks / room) > self._cost
 
     def remaining_s(self) -> float:
-        """Seconds that the remaining steps will take with these ranks; 0 while that is unknown."""
+        """Return the seconds that the remaining steps will take with these ranks; 0 while that is unknown."""
         if len(self._rows) < 2:
             return 0.0
         (first, began), (step, ended) = self._rows[0], self._rows[-1]

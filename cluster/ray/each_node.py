@@ -51,7 +51,8 @@ class Failed:
 
 
 def nodes_of_cluster() -> tuple[list[Node], list[str]]:
-    """The live nodes, the head first and then by address; and the names of nodes that died without being stopped."""
+    """Return the live nodes, the head first and then by address; and the names of nodes that died without being
+    stopped."""
     import ray
 
     table = ray.nodes()
@@ -118,7 +119,7 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
 
 
 def free_port(host: str) -> int:
-    """A port of this address on which no process listens."""
+    """Return a port of this address on which no process listens."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -126,7 +127,8 @@ def free_port(host: str) -> int:
 
 
 def interface_of(host: str) -> str:
-    """The network interface with this address. By default gloo takes the first one, which other nodes may not reach."""
+    """Return the network interface with this address. By default gloo takes the first one, which other nodes may not
+    reach."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():

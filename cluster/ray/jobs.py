@@ -1,4 +1,4 @@
-"""Ray Jobs over HTTP: what a machine outside a cluster asks its head for."""
+"""Ray Jobs over HTTP: the requests of a machine outside a cluster to its head."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ class Job:
 
 
 class Jobs:
-    """A connection to the jobs of a cluster. Every call asks again for a minute where the head does not answer, as
+    """A connection to the jobs of a cluster. Every call retries for a minute if the head does not answer, as
     when it has just started, and then raises UnreachableError."""
 
     def __init__(self, address: str) -> None:
@@ -100,7 +100,7 @@ class Jobs:
                     "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token with which the cluster was started"
                 ) from None
             raise UserError(
-                f"--address={address}: no Ray dashboard answers there ({_first_line(error)}); give the head's, for "
+                f"--address={address}: no Ray dashboard answers at it ({_first_line(error)}); give the head's, for "
                 "example http://10.0.0.1:8265, and set RAY_AUTH_MODE and RAY_AUTH_TOKEN if the cluster has a token"
             ) from None
 
@@ -122,12 +122,12 @@ class Jobs:
         return job is not None and job.metadata.get(_CALL_KEY) == call
 
     def all(self) -> list[Job]:
-        """The jobs that this project submitted, the oldest first."""
+        """Return the jobs that this project submitted, the oldest first."""
         jobs = [_job(details) for details in self._call(self._client.list_jobs) if details.submission_id]
         return sorted((job for job in jobs if RUN in job.metadata), key=lambda job: job.started or math.inf)
 
     def get(self, job_id: str) -> Job | None:
-        """The job; None if the head does not know it."""
+        """Return the job; None if the head does not know it."""
         details = self._call(self._client.get_job_info, job_id, unless="status code 404")
         return None if details is None else _job(details)
 
@@ -140,7 +140,7 @@ class Jobs:
         self._call(self._client.delete_job, job_id, unless="status code 404")
 
     def output(self, job_id: str) -> str:
-        """The whole output of a job."""
+        """Return the whole output of a job."""
         text: str = self._call(self._client.get_job_logs, job_id)
         return text
 
@@ -172,7 +172,7 @@ class Jobs:
                 if unless is not None and unless in str(error):
                     return None
                 if time.monotonic() > deadline or "status code 4" in str(error):
-                    raise UnreachableError(f"the cluster does not do it: {_first_line(error)}") from None
+                    raise UnreachableError(f"the cluster failed the request: {_first_line(error)}") from None
             time.sleep(_RETRY_S)
 
 

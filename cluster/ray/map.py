@@ -1,4 +1,4 @@
-"""A function mapped over items as Ray tasks."""
+"""Maps a function over items as Ray tasks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def map_on_ray(
     a line is printed every minute about what they wait for.
 
     Args:
-        what: names an item in the message about a worker that died.
+        what: returns the name of an item for the message about a worker that died.
         on_death: the result for an item whose worker died at each attempt; None: that is an error.
 
     Raises:

@@ -32,7 +32,7 @@ from multihop.cluster.remote.node_cache import (
 )
 from multihop.common.errors import DONE, STOPPED, USER_ERROR, UserError
 from multihop.common.files import write_atomically
-from multihop.pretrain.environment import HOME, SECRET, START, SUPERVISED, TIMES
+from multihop.pretrain.environment import LAUNCH, REMOTE_RUN, SECRET, SUPERVISED, TIMES
 from multihop.pretrain.run.files import GAVE_UP
 from multihop.pretrain.run.standby import ForkedRank, StandbyLost, start_rank
 
@@ -58,7 +58,7 @@ def run_rank(config: dict[str, Any]) -> None:
         return
     spec, rank = RemoteRunSpec(**config["remote"]), train.get_context().get_world_rank()
     failure: Callable[[], str | None] = _no_failure
-    config["environment"] |= {HOME: spec.location, START: str(config["start"])}
+    config["environment"] |= {REMOTE_RUN: spec.location, LAUNCH: str(config["launch"])}
     with ExitStack() as stack:
         try:
             data = stack.enter_context(fetch_data(spec))
@@ -68,7 +68,7 @@ def run_rank(config: dict[str, Any]) -> None:
         log = log_of(run_dir, rank)
         log_from = log.stat().st_size if log.exists() else 0
         stack.enter_context(download_requests(spec, run_dir))
-        stack.callback(upload_logs, spec, config["start"], run_dir, rank, log_from)
+        stack.callback(upload_logs, spec, config["launch"], run_dir, rank, log_from)
         if spec.streams:
             failure = stack.enter_context(fetch_requested_shards(spec, run_dir, data))
         _run(run_dir, config, failure)

@@ -103,7 +103,7 @@ def start_ray(**options: Any) -> None:
     it allows itself: it is started again then.
 
     Args:
-        options: of `ray.init`.
+        options: options of `ray.init`.
     """
     import ray
 
@@ -123,7 +123,8 @@ def start_ray(**options: Any) -> None:
 
 
 def _py_executable() -> dict[str, str]:
-    """A runtime environment with the quoted path of this interpreter, if a shell would interpret characters in it.
+    """Return a runtime environment with the quoted path of this interpreter, if a shell would interpret characters in
+    it.
 
     Ray passes its default, the interpreter of each node, to a shell without quotes.
     """

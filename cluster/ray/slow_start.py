@@ -27,7 +27,7 @@ _LOG_S = 5
 
 
 def ranks_have_processes() -> bool:
-    """Whether Ray has started a process for each rank of this driver."""
+    """Return whether Ray has started a process for each rank of this driver."""
     ranks = [actor for actor in _actors() if actor["ActorClassName"] == _RANK]
     return bool(ranks) and all(actor["State"] == "ALIVE" for actor in ranks)
 
@@ -74,7 +74,7 @@ class TaskStartProbe:
         return record_start
 
     def poll_interval_s(self) -> float | None:
-        """Seconds after which to call `report` again; None once a task has started."""
+        """Return the seconds after which to call `report` again; None once a task has started."""
         return None if self._is_known else SLOW_S
 
     def report(self, needs: dict[str, float]) -> None:
@@ -130,7 +130,7 @@ def _amount(kind: str, amount: float) -> str:
 
 
 def _actors() -> list[dict[str, Any]]:
-    """Actors of this driver that are not dead. Ray's public function needs the dashboard."""
+    """Return the actors of this driver that are not dead. Ray's public function needs the dashboard."""
     import ray
 
     job = ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id()))
@@ -142,7 +142,7 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _log_excerpts(node: dict[str, Any]) -> str:
-    """The last lines of the node's logs about starting processes.
+    """Return the last lines of the node's logs about starting processes.
 
     Output of a process that exits before it connects to Ray, and of its shell, is in raylet.err.
     """
@@ -176,7 +176,7 @@ def _tail(path: Path) -> list[str]:
 
 
 def _tail_of_other(node: str, name: str) -> list[str]:
-    """The end of a log of another node, fetched by the dashboard; empty if the cluster has none."""
+    """Return the end of a log of another node, fetched by the dashboard; empty if the cluster has none."""
     from ray.util.state import get_log
 
     try:

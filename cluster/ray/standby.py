@@ -8,7 +8,7 @@ from typing import Any
 
 _READY_S = 0.01
 _LEFT_BYTES = 2 * 2**30
-"""A node with less free memory starts no standby process, which takes about 450 MB: its ranks need the memory more."""
+"""Least free memory of a node that starts a standby process, which takes about 450 MB: ranks need memory more."""
 
 
 class StandbyWorkers:
@@ -20,7 +20,7 @@ class StandbyWorkers:
         self._names: dict[str, str] = {}
 
     def start_on(self, nodes: Set[str]) -> None:
-        """Start one on each of these nodes that has none. Importing takes it a few seconds of one core."""
+        """Start a standby process on each of these nodes that has none. It imports for a few seconds on one core."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -30,15 +30,15 @@ class StandbyWorkers:
             self._hosts[node] = host, host.name.remote()
 
     def ready(self) -> dict[str, str]:
-        """The name of each node's standby process, as `start_rank` takes it.
+        """Return the name of each node's standby process, as `start_rank` takes it.
 
         A node is missing if its process could not be started or was lost: ranks on it import by themselves.
         """
         import ray
 
-        asked = {answer: node for node, (_, answer) in self._hosts.items() if node not in self._names}
-        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_READY_S)[0] if asked else ():
-            node = asked[answer]
+        pending = {answer: node for node, (_, answer) in self._hosts.items() if node not in self._names}
+        for answer in ray.wait(list(pending), num_returns=len(pending), timeout=_READY_S)[0] if pending else ():
+            node = pending[answer]
             try:
                 self._names[node] = ray.get(answer)
             except ray.exceptions.RayError:

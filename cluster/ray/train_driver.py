@@ -49,9 +49,9 @@ _RESTARTS = 3
 _LAST_WORDS_S = 2.0
 """Seconds in which the remaining ranks end when nodes are lost; nodes of a remote run upload their logs meanwhile."""
 _SAME_SIGNAL_S = 1.0
-"""Seconds in which a second signal counts as the first: `timeout` sends it to the command and then to its group."""
+"""Seconds within which a second signal counts as the first: `timeout` signals the command and then its group."""
 _STANDBYS_FROM_S = 300.0
-"""A run with less than this left does not repay the seconds of a core and the memory that standby processes take."""
+"""Least remaining seconds of a run for which standby processes are worth their memory and the seconds of a core."""
 
 
 def train_on_ray(
@@ -69,7 +69,7 @@ def train_on_ray(
     The number of ranks, within `workers`, is what fits on the cluster beside other jobs. Ranks that fail are restarted
     from the newest checkpoint as soon as there is room for the least number of them. When there is room for more, and
     the rest of the run repays a restart, the ranks save and are restarted with more. When one of their nodes is about
-    to be taken away, they save and are restarted without it.
+    to be removed, they save and are restarted without it.
 
     Args:
         checkpoints: location of the run's checkpoints.
@@ -146,7 +146,7 @@ class _Training:
         config = {
             "run_dir": str(self._run_dir),
             "remote": self._remote and asdict(self._remote),
-            "start": self._mailbox and self._mailbox.next_start(),
+            "launch": self._mailbox and self._mailbox.next_launch(),
             "environment": self._environment | {TIMES: json.dumps(self._times)},
             "required_variables": list(self._required_variables),
             "standbys": self._standbys.ready(),
@@ -169,7 +169,7 @@ class _Training:
                 lost_at = time.time()
             is_ending = self.stop_file.exists() or self._restart_file.exists()
             if leaving and not is_ending and leaving & ranks_by_node().keys():
-                self._request_restart("a node is about to be taken away: the ranks save, and restart without it")
+                self._request_restart("a node is about to be removed: the ranks save and restart without it")
             has_begun |= self._pass_on_rows()
             if not has_begun and self.stop_file.exists() and not ranks_have_processes():
                 break
@@ -187,7 +187,7 @@ class _Training:
             self._mailbox.end()
 
     def is_over(self, group: "_WorkerGroup", capacity: Capacity) -> bool:
-        """Whether the training is over after a group has ended; if not, print why the ranks are restarted.
+        """Return whether the training is over after a group has ended; if not, print why the ranks are restarted.
 
         Raises:
             TrainingFailed: the ranks failed too often without a new checkpoint.
@@ -222,7 +222,7 @@ class _Training:
         lost = unresponsive & ranks_by_node().keys()
         if self._lost_file.exists() or not lost:
             return False
-        group.error = RuntimeError(f"{len(lost)} of its nodes fell silent")
+        group.error = RuntimeError(f"{len(lost)} of its nodes stopped responding")
         write_atomically(self._lost_file, str(group.error).encode())
         return True
 
@@ -247,7 +247,7 @@ class _Training:
 
 
 def _excluded_nodes(watch: Watch) -> set[str]:
-    """Ids of the nodes on which no rank should be placed."""
+    """Return the ids of the nodes on which no rank should be placed."""
     return draining_nodes() | (watch.unresponsive() or unreachable_nodes())
 
 
@@ -286,7 +286,7 @@ class _WorkerGroup(threading.Thread):
             self.error = error
 
     def was_not_placed(self) -> bool:
-        """Whether Ray could not place the ranks, although the cluster seemed to have room."""
+        """Return whether Ray could not place the ranks, although the cluster seemed to have room."""
         failure = getattr(self.error, "controller_failure", None)
         return type(failure).__name__ == "WorkerGroupStartupTimeoutError"
 
@@ -321,7 +321,7 @@ def stop_file_on_signals(stop_file: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of each rank's error, which in a traceback is the message; duplicates are dropped."""
+    """Return the last line of each rank's error, which in a traceback is the message; duplicates are dropped."""
     errors = getattr(error, "worker_failures", None) or {0: error}
     lines = (str(each).strip().splitlines()[-1] for each in errors.values())
     return "; ".join(dict.fromkeys(textwrap.shorten(line, _LONGEST_REASON, placeholder=" …") for line in lines))

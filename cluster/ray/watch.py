@@ -1,4 +1,4 @@
-"""Notices nodes that have stopped responding, sooner than Ray's health check does, and those about to be taken away."""
+"""Detects nodes that stopped responding, sooner than Ray's health check does, and those about to be removed."""
 
 import socket
 import threading
@@ -21,18 +21,19 @@ _AT_ONCE = 64
 class Watch:
     """Connects to each live node once a second.
 
-    Only time during which this process polled counts as silence: after a pause of this process (a suspended laptop, a
+    Only time during which this process polled counts as unresponsive: after a pause of this process (a suspended
+        laptop, a
     stalled machine) all nodes would seem to have been unresponsive.
     """
 
     def __init__(self) -> None:
         self._silence: tuple[dict[str, float], float] = {}, time.monotonic()
-        """Seconds of silence by node, and when they were determined (`time.monotonic`)."""
+        """Seconds without an answer by node, and when they were determined (`time.monotonic`)."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node watch", daemon=True)
 
     def unresponsive(self) -> set[str]:
-        """Ids of nodes that Ray reports as alive and that have not answered for 8 seconds."""
+        """Return the ids of nodes that Ray reports as alive and that have not answered for 8 seconds."""
         silent_s, polled_at = self._silence
         return {node for node, seconds in silent_s.items() if seconds + _passed_since(polled_at) > _SILENT_S}
 
@@ -45,7 +46,7 @@ class Watch:
 
 
 def _passed_since(polled_at: float) -> float:
-    """Seconds since `polled_at`, at most one polling period: a longer gap is a pause of this process."""
+    """Return the seconds since `polled_at`, at most one polling period: a longer gap is a pause of this process."""
     return min(time.monotonic() - polled_at, _EVERY_S + _TIMEOUT_S)
 
 
@@ -62,20 +63,21 @@ def watch_nodes() -> Iterator[Watch]:
 
 
 def unreachable_nodes() -> set[str]:
-    """Ids of nodes that Ray reports as alive and that do not answer now. Takes 2 seconds if there are any."""
+    """Return the ids of nodes that Ray reports as alive and that do not answer now. Takes 2 seconds if there are
+    any."""
     return {node for node, answers in _answers().items() if not answers}
 
 
 def draining_nodes() -> set[str]:
-    """Ids of nodes that are to be removed, by an autoscaler, a preemption notice or `ray drain-node`. Ray places no
-    actors or tasks on them."""
+    """Return the ids of nodes that are to be removed, by an autoscaler, a preemption notice or `ray drain-node`. Ray
+    places no actors or tasks on them."""
     import ray
 
-    return set(ray._private.state.state.get_draining_nodes())  # as Ray Train asks; there is no public way
+    return set(ray._private.state.state.get_draining_nodes())  # as in Ray Train; no public function exists
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What no task or actor has reserved, by the id of the node and by Ray's names of resources."""
+    """Return the resources that no task or actor has reserved, by the node's id and by Ray's names of resources."""
     import ray
 
     # ray.available_resources() has only the sum over all nodes.
@@ -83,7 +85,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def ranks_by_node() -> Counter[str]:
-    """Number of ranks of this driver by the id of the node on which they are placed."""
+    """Return the number of ranks of this driver by the id of the node on which they are placed."""
     placed = [group["bundles_to_node_id"] for group in _groups().values() if group["state"] == "CREATED"]
     return Counter(node for group in placed for node in group.values())
 

@@ -1,4 +1,4 @@
-"""All that only runs without a shared folder need: their files are kept in an object store, `--runs s3://BUCKET/PREFIX`.
+"""Runs without a shared folder: their files are kept in an object store, `--runs s3://BUCKET/PREFIX`.
 
 A reader whose nodes share a folder may skip this package. Without a shared folder,
 

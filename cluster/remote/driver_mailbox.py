@@ -14,7 +14,7 @@ class DriverMailbox:
     """The driver's side. Its local run folder gets the files that a shared run folder would have."""
 
     def __init__(self, run_dir: Path, spec: RemoteRunSpec) -> None:
-        """Read the rows of earlier starts.
+        """Read the rows of earlier launches.
 
         Raises:
             OSError: the store cannot be read.
@@ -23,12 +23,12 @@ class DriverMailbox:
         self._run_dir, self._store = run_dir, open_folder(spec.location)
         self._journal = JournalReader(self._store.child(JOURNAL), run_dir, ROWS)
         self._journal.read()
-        self._start = self._journal.newest_start()
+        self._launch = self._journal.newest_launch()
         self._uploaded: set[str] = set()
         self._is_unreachable = False
 
-    def next_start(self) -> int:
-        """Remove requests to earlier ranks; returns the number of the next start.
+    def next_launch(self) -> int:
+        """Remove requests to earlier ranks; returns the number of the next launch.
 
         Raises:
             OSError: the store cannot be written to.
@@ -37,8 +37,8 @@ class DriverMailbox:
             self._store.child(CONTROL).remove(name)
         self._store.remove(GAVE_UP)
         self._uploaded.clear()
-        self._start += 1
-        return self._start
+        self._launch += 1
+        return self._launch
 
     def poll(self) -> None:
         """Upload requests and download new rows. Warn once if the store is unreachable; retry on the next call."""

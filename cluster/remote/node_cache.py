@@ -44,7 +44,7 @@ class RemoteRunSpec:
     """A run in an object store as plain values, which are sent to the nodes."""
 
     runs: str
-    """s3://BUCKET/PREFIX of all runs."""
+    """Location of all runs, s3://BUCKET/PREFIX."""
     name: str
     data: str
     """Path of the run's data set, relative to `runs`."""
@@ -53,13 +53,13 @@ class RemoteRunSpec:
 
     @property
     def location(self) -> str:
-        """s3://BUCKET/PREFIX/NAME."""
+        """Location of the run, s3://BUCKET/PREFIX/NAME."""
         return f"{self.runs}/{self.name}"
 
 
 def node_folder(runs: str) -> Path:
-    """The cache folder for copies of what is below s3://BUCKET/PREFIX."""
-    return cache_folder("homes", sha256_json(runs)[:16])
+    """Return the cache folder for copies of what is below s3://BUCKET/PREFIX."""
+    return cache_folder("remote-runs", sha256_json(runs)[:16])
 
 
 def fetch_run(spec: RemoteRunSpec, data: Path) -> Path:
@@ -202,5 +202,5 @@ def upload_logs(spec: RemoteRunSpec, start: int, folder: Path, rank: int, log_fr
 
 
 def log_of(folder: Path, rank: int) -> Path:
-    """The log file of a rank."""
+    """Return the log file of a rank."""
     return folder / "logs" / f"rank-{rank}.log"

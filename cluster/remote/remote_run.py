@@ -1,4 +1,4 @@
-"""Runs in an object store, as their driver sees them: it works in a copy in its node's cache, and uploads what changes.
+"""The driver's side of runs in an object store: it works in a copy in its node's cache, and uploads what changes.
 
 take the lease of the run, unless a living process has it
 download the run's files, and the ranks' rows through the journal
@@ -147,12 +147,13 @@ class RemoteRun:
 
 
 def local_runs_dir(runs: str) -> Path:
-    """The local folder of runs: `runs` itself, or the cache folder for runs in an object store."""
+    """Return the local folder of runs: `runs` itself, or the cache folder for runs in an object store."""
     return node_folder(runs.rstrip("/")) if runs.startswith(_SCHEME) else Path(runs)
 
 
 def with_remote_checkpoints(recipe: _Config, runs: str) -> _Config:
-    """The recipe with its checkpoints in the same object store as the runs, unless it sets checkpoint.location."""
+    """Return the recipe with its checkpoints in the same object store as the runs, unless it sets
+    checkpoint.location."""
     if not runs.startswith(_SCHEME) or recipe.checkpoint.location is not None:
         return recipe
     checkpoint = recipe.checkpoint.model_copy(update={"location": f"{runs.rstrip('/')}/.checkpoints"})

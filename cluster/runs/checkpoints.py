@@ -49,7 +49,7 @@ _IMPORT_SEED = 1
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """A checkpoint as its manifest describes it, or a folder without one and why."""
+    """A checkpoint as its manifest describes it, or a folder without a manifest and the reason."""
 
     folder: str
     """Name of its folder."""
@@ -78,7 +78,7 @@ class VerifyResult:
 
 
 def list_checkpoints(checkpoints: str) -> list[ListedCheckpoint]:
-    """All folders of steps, oldest first, and then those that were renamed because they are damaged."""
+    """Return all folders of steps, oldest first, and then those that were renamed because they are damaged."""
     rows = [_describe(checkpoints, step) for step in list_steps(checkpoints)]
     aside = [name for name in open_folder(checkpoints).names() if _SET_ASIDE.fullmatch(name)]
     return rows + [
@@ -139,7 +139,7 @@ class Exported:
     step: int
     model: ModelConfig
     skipped: list[str]
-    """Why newer checkpoints were skipped."""
+    """The reasons why newer checkpoints were skipped."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def export_checkpoint(location: str, out: Path, step: int | None = None) -> Expo
 
     Args:
         location: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
-        step: which checkpoint; None: the newest good one.
+        step: step of the checkpoint; None: the newest good one.
 
     Raises:
         UserError: there is no such checkpoint or no data beside it, `out` is not empty, or the package tokenizers is

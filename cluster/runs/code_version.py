@@ -34,7 +34,7 @@ class CodeVersion:
 
 
 def code_version() -> CodeVersion:
-    """The version of the running code."""
+    """Return the version of the running code."""
     package = Path(multihop.__file__).resolve().parent
     root = package.parents[1]
     commit = git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
@@ -44,12 +44,12 @@ def code_version() -> CodeVersion:
 
 
 def commit_label() -> str | None:
-    """The label of the running code, or of the checkout that it was sent from."""
+    """Return the label of the running code, or of the checkout that it was sent from."""
     return os.environ.get(COMMIT) or code_version().label
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """Output of git, decoded as Python decodes file names; None if git fails or is not installed."""
+    """Return the output of git, decoded as Python decodes file names; None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=False)
     except FileNotFoundError:

@@ -50,7 +50,8 @@ class Comparison:
 
 
 def find_runs(names: list[str], runs: Path, fetch: Callable[[str], Path] | None = None) -> list[Path]:
-    """The run directories with these names or paths, each once: a run that is first may be in a pattern after it.
+    """Return the run directories with these names or paths, each once: a run that is first may be in a pattern after
+    it.
 
     Args:
         fetch: creates the directory of a run that does not exist locally.

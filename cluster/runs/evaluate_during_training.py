@@ -56,7 +56,7 @@ def evaluate_during_training(recipe: Recipe, runs: Path, allowed: Sequence[str] 
     """
     if recipe.eval.checkpoint is not None:
         raise UserError(
-            f"--follow evaluates the checkpoints of the run, and eval.checkpoint={recipe.eval.checkpoint} is another "
+            f"--follow evaluates the checkpoints of the run, but eval.checkpoint={recipe.eval.checkpoint} is another "
             "model; remove one of them"
         )
     check_evaluation(recipe)
@@ -78,7 +78,8 @@ def _is_trained(folder: Path, recipe: Recipe) -> bool:
 
 
 def _is_committed(checkpoints: str, step: int) -> bool:
-    """Whether a checkpoint has its manifest: its folder exists earlier, and may never get one if a rank was killed."""
+    """Return whether a checkpoint has its manifest: its folder exists earlier, and may never get one if a rank was
+    killed."""
     return open_folder(folder_of_step(checkpoints, step)).size(MANIFEST) is not None
 
 
@@ -101,7 +102,7 @@ def _evaluate_new_checkpoints(folder: Path, recipe: Recipe, runs: Path) -> None:
         if not new:
             at_work = is_locked(folder)
             if not at_work and not is_printed:
-                console.print(f"waiting   nobody trains {folder}; start `multihop train` again to go on")
+                console.print(f"waiting   no process trains {folder}; rerun `multihop train` to resume")
             is_printed = not at_work
             time.sleep(_POLL_S)
             continue
@@ -133,13 +134,13 @@ def _evaluate(run: ResolvedRun) -> None:
 
     location, trials = folder_of_step(run.checkpoints, run.step), list_trials(run)
 
-    def check_there(row: Row) -> None:
+    def check_checkpoint_exists(row: Row) -> None:
         if row.get("retry", False) and open_folder(location).size(MANIFEST) is None:
             raise _CheckpointGoneError
 
-    console.print(f"step {run.step}: runs what is left of {len(trials)} trials")
+    console.print(f"step {run.step}: running the missing ones of {len(trials)} trials")
     try:
-        run_missing_trials(trials, run.recipe.eval, run.results, lambda row: None, check_there)
+        run_missing_trials(trials, run.recipe.eval, run.results, lambda row: None, check_checkpoint_exists)
     except _CheckpointGoneError:
         console.print(
             f"step {run.step}: its checkpoint was removed while it was evaluated; the newest is next. Raise "
@@ -153,7 +154,7 @@ def _evaluate(run: ResolvedRun) -> None:
 
 
 def _scores(rows: Sequence[Row]) -> list[str]:
-    """One line for each task with a result of the checkpoint."""
+    """Return one line for each task with a result of the checkpoint."""
     from multihop.eval.statistics.choose import choose
     from multihop.eval.statistics.words import spread
 

@@ -14,7 +14,7 @@ from multihop.data_prep.tokenizers.tokenizer import describe, parse
 from multihop.eval.inference.examples import Examples, check_examples, read_examples
 from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_parent, of_run, open_tokenizer
 from multihop.eval.tasks.known_tasks import TaskSource, open_tasks
-from multihop.eval.trials.check import check_settings, check_starts, check_tasks
+from multihop.eval.trials.check import check_settings, check_start_from, check_tasks
 from multihop.eval.trials.evaluation_plan import make_plan, read_plan
 from multihop.eval.trials.start_from import next_wave
 from multihop.pretrain.checkpoint.manifest import folder_of_step
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 def check_evaluation(recipe: Recipe) -> list[TaskSource]:
-    """Refuse tasks, settings and examples that cannot be run, reading the examples of translation and of document
-    context alone.
+    """Refuse tasks, settings and examples that cannot be run; reads only the examples of translation and of document
+    context.
 
     Returns:
         The tasks of the recipe, from which its trials are planned.
 
     Raises:
-        UserError: as `open_tasks`, `check_tasks`, `check_starts`, `check_settings` and `check_examples`.
+        UserError: as `open_tasks`, `check_tasks`, `check_start_from`, `check_settings` and `check_examples`.
     """
-    model = _evaluated_model(recipe)
+    model = _model_config(recipe)
     tasks = open_tasks(recipe.eval)
     check_tasks(recipe.eval, tasks, model.family)
-    check_starts(recipe.eval, tasks)
+    check_start_from(recipe.eval, tasks)
     if "parent" in recipe.eval.inits and (recipe.eval.checkpoint is not None or recipe.model.init_from is None):
         why = (
             "model.init_from is not set, so they are random"
@@ -52,7 +52,7 @@ def check_evaluation(recipe: Recipe) -> list[TaskSource]:
 
 
 def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
-    """All trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
+    """Return all trials of the Hugging Face model that the recipe names, or of `run.checkpoint`.
 
     Args:
         to_run: False if only the keys of the trials are needed: the parent's weights may then be missing.
@@ -62,30 +62,31 @@ def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     """
     from multihop.eval.trials.plan import plan_trials
 
-    evaluated, config = _evaluated(run), run.recipe.eval
+    evaluated, config = _model_under_test(run), run.recipe.eval
     needs_parent = "parent" in config.inits
     parent = _parent(run, evaluated, "remove parent from eval.inits", to_run) if needs_parent else None
     return plan_trials(config, run.tasks, evaluated, weights_dir(run.results), parent)
 
 
 def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
-    """The examples of the same model; None if the recipe has none. For arguments and errors see `list_trials`."""
+    """Return the examples of the same model; None if the recipe has none. For arguments and errors see
+    `list_trials`."""
     recipe = run.recipe
     if not recipe.eval.examples:
         return None
-    evaluated = _evaluated(run)
+    evaluated = _model_under_test(run)
     continues = recipe.eval.checkpoint is None and recipe.model.init_from is not None
     before = _parent(run, evaluated, "set eval.examples=[]", to_run) if continues else None
     return Examples(recipe.eval.examples, evaluated, before, recipe.seed, recipe.eval.cpus)
 
 
 def weights_dir(results: Path) -> Path:
-    """The folder of weights from which trials of other tasks start."""
+    """Return the folder of weights from which trials of other tasks start."""
     return results.absolute().parent / "weights"
 
 
 def is_evaluation_done(run: ResolvedRun) -> bool:
-    """Whether the last evaluation had the same plan as the recipe has now, and all of it is done."""
+    """Return whether the last evaluation had the plan that the recipe has now, and all of it is done."""
     trials, rows = list_trials(run, to_run=False), read_rows(run.results)
     examples = select_examples(run, to_run=False)
     plan = make_plan(trials, rows, run.recipe.eval, examples.key if examples else None)
@@ -99,10 +100,10 @@ def is_evaluation_done(run: ResolvedRun) -> bool:
 
 
 def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run: bool) -> ModelUnderTest:
-    """The model with the run's initial weights.
+    """Return the model with the run's initial weights.
 
     Args:
-        otherwise: for the message, what the user can do instead of restoring missing weights.
+        otherwise: what the user can do instead of restoring missing weights, for the message.
 
     Raises:
         UserError: The weights are missing.
@@ -117,7 +118,7 @@ def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run:
         raise UserError(f"{error}, or {otherwise}") from None
 
 
-def _evaluated(run: ResolvedRun) -> ModelUnderTest:
+def _model_under_test(run: ResolvedRun) -> ModelUnderTest:
     recipe, saved = run.recipe, run.checkpoint
     if recipe.eval.checkpoint is not None:
         return of_huggingface(Path(recipe.eval.checkpoint))
@@ -127,12 +128,13 @@ def _evaluated(run: ResolvedRun) -> ModelUnderTest:
     return of_run(recipe.model, location, saved.content_hash(), saved.step, data, run.data)
 
 
-def _evaluated_model(recipe: Recipe) -> ModelConfig:
+def _model_config(recipe: Recipe) -> ModelConfig:
     return recipe.model if recipe.eval.checkpoint is None else of_huggingface(Path(recipe.eval.checkpoint)).model
 
 
 def _mask_token(recipe: Recipe) -> str | None:
-    """The mask token of the model under test, whose tokenizer may not be trained yet; None if it has no mask token."""
+    """Return the mask token of the model under test, whose tokenizer may not be trained yet; None if it has no mask
+    token."""
     if recipe.eval.checkpoint is not None:
         tokenizer, info = open_tokenizer(of_huggingface(Path(recipe.eval.checkpoint)).tokenizer_path)
     elif recipe.tokenizer.path is not None:

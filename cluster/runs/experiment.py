@@ -24,13 +24,13 @@ class Experiment(Section):
     name: str
     """The runs are called NAME-RUN; the name of the file without its ending if it is not set."""
     question: str
-    """What the runs answer; the report begins with it."""
+    """The question that the runs answer; the report begins with it."""
     recipe: str
     """Path of the recipe that the runs change, relative to the experiment's file."""
     set: Values = Field(default_factory=dict)
-    """What all runs change."""
+    """Changes of the recipe that all runs make."""
     runs: list[dict[str, Values]] = Field(min_length=1)
-    """The runs by name, with what each changes; the first is what the others are compared with. A list of such
+    """The runs by name, with the changes that each makes; the others are compared with the first. A list of such
     mappings is a grid: each combination is a run."""
     same_seconds: Values | None = None
     """If it is set, each run but the first is repeated with as many steps as take the first run's seconds of
@@ -83,7 +83,7 @@ class Variant:
     overrides: tuple[Override, ...]
 
     def recipe(self, *last: Override) -> Recipe:
-        """The resolved recipe; raises UserError as `load_recipe`."""
+        """Return the resolved recipe; raises UserError as `load_recipe`."""
         return recipe_with(self.base, [*self.overrides, *last, ("name", self.name)])
 
 

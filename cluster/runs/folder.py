@@ -17,7 +17,7 @@ from multihop.pretrain.run.check_start import check_steps_left
 from multihop.pretrain.run.files import checkpoints_of
 
 _MADE_AGAIN = {"recipe.json", "data", "index", "summary.json", "tracking.json"}
-"""What a start creates before its ranks start."""
+"""Files and folders that a command creates before it launches the ranks."""
 _WRITTEN_INTO = ("eval", "eval/weights", "index", "logs", ".ray-train")
 
 
@@ -40,7 +40,7 @@ def locked_run_dir(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Ite
     except FileExistsError as error:
         raise UserError(f"{error.filename} is not a folder; choose another name or --runs, or move it away") from None
     except FileNotFoundError as error:  # the parent exists: its file system has no directories of users, as /proc
-        raise UserError(f"{error.filename} cannot be created there; choose another --runs") from None
+        raise UserError(f"{error.filename} cannot be created; choose another --runs") from None
     with lock_folder(run_dir):
         before = set(os.listdir(run_dir))
         try:
@@ -58,7 +58,7 @@ def note_change(run_dir: Path, key: str, changed: list[Difference]) -> None:
 
 
 def check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> list[Difference]:
-    """The differences from the recipe that a run was started with, in keys that the user has allowed to change.
+    """Return the differences from the recipe that a run was started with, in keys that the user has allowed to change.
 
     Raises:
         UserError: it differs in keys that are not allowed.

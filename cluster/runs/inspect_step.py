@@ -40,7 +40,7 @@ class InspectedSample:
     inputs: list[str]
     """The model's input: differs from `tokens` at masked positions."""
     predicted: list[bool]
-    """Which positions a masked language model predicts; all False for other objectives."""
+    """Whether a masked language model predicts each position; all False for other objectives."""
 
     def as_json(self) -> dict[str, Any]:
         masked = {"masked_text": _join(self.inputs)} if any(self.predicted) else {}
@@ -64,7 +64,7 @@ class InspectedStep:
 def inspect_step(
     recipe: Recipe, runs: Path, step: int, world_size: int | None = None, rank: int | None = None
 ) -> InspectedStep:
-    """The samples of the 0-based step `step` of a recipe whose data is prepared.
+    """Return the samples of the 0-based step `step` of a recipe whose data is prepared.
 
     Args:
         world_size: number of ranks; None leaves the ranks out of the result.
@@ -87,7 +87,7 @@ def inspect_step(
 
 
 def find_data(recipe: Recipe, runs: Path) -> Path:
-    """The directory of the data prepared with the recipe's settings.
+    """Return the directory of the data prepared with the recipe's settings.
 
     Raises:
         UserError: there is none.
@@ -102,7 +102,7 @@ def find_data(recipe: Recipe, runs: Path) -> Path:
 
 
 def deviations(recipe: Recipe, runs: Path) -> list[str]:
-    """Keys that give an existing run of this name different batches from the recipe's."""
+    """Return the keys that give an existing run of this name different batches from the recipe's."""
     path = runs / recipe.name / "recipe.json"
     if not path.exists():
         return []
@@ -131,7 +131,7 @@ def _index_folder(run_dir: Path) -> Iterator[Path]:
 
 
 def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
-    """A rank's samples, decoded from the arrays that it trains on."""
+    """Return a rank's samples, decoded from the arrays that it trains on."""
     made, chosen = maker.step(step), maker.order.samples_of_step(step)
     share = share_of_rank(made.batch_size, maker.rank, maker.world_size)
     phase = maker.config.phases[chosen.phase]
@@ -144,14 +144,14 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
     )
     manifest = maker.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
-    found = []
+    samples = []
     if maker.config.objective.needs.translates:
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]
             facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
-            found.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
-        return found
+            samples.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
+        return samples
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
@@ -171,13 +171,13 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
             _with_blank_of(token, to_text(i)) if masked else token
             for token, i, masked in zip(tokens, input_ids.tolist(), predicted, strict=True)
         ]
-        found.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
-    assert len(found) == made.samples
-    return found
+        samples.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
+    assert len(samples) == made.samples
+    return samples
 
 
 def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:
-    """The tokens of both sides of each pair, as the encoder reads and the decoder predicts them."""
+    """Yield the tokens of both sides of each pair, as the encoder reads and the decoder predicts them."""
     for batch in made.micro_batches:
         seen: Mapping[str, Any] = batch.inputs
         if batch.tokens:
@@ -187,7 +187,7 @@ def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def _documents(maker: BatchBuilder, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
-    """All spans of a sample. Document ids are strings because many JSON readers round large integers."""
+    """Return all spans of a sample. Document ids are strings because many JSON readers round large integers."""
     texts, sources = maker.data.train, maker.data.manifest.sources
     parts = [
         {"document": str(texts.ids[i]), "source": sources[texts.source(i)], "start": start, "stop": stop}
@@ -203,7 +203,7 @@ def _second(documents: list[dict[str, Any]], is_random: bool) -> dict[str, Any]:
 
 
 def _decoder(data_folder: Path, info: TokenizerInfo) -> Callable[[int], str]:
-    """A function from token id to text: blanks start a word, and surround separators such as [SEP]."""
+    """Return a function from token id to text: blanks start a word, and surround separators such as [SEP]."""
     model = tokenizer.load(data_folder / info.file)
     special = {i: name for name, i in info.special_ids.items()}
 
@@ -216,7 +216,7 @@ def _decoder(data_folder: Path, info: TokenizerInfo) -> Callable[[int], str]:
 
 
 def _with_blank_of(original: str, seen: str) -> str:
-    """`seen` with the leading blank of the token that it replaces; [MASK] has no blank."""
+    """Return `seen` with the leading blank of the token that it replaces; [MASK] has no blank."""
     return seen if seen.startswith(" ") or not original.startswith(" ") else " " + seen
 
 

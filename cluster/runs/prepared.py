@@ -1,4 +1,4 @@
-"""The data set of a run: looked up or prepared among the data sets that runs share, and linked to."""
+"""Finds or prepares the data set of a run among those that runs share, and links to it."""
 
 import os
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def get_or_prepare_dataset(
         inputs: their hashes, from `recall_inputs`; None if files must be hashed first.
         store: folder of the data sets of these sources.
         data_folder: the run's `data`: a link into `store`, nothing yet, or, in a copied run, a folder. A folder is used
-            if it holds what the recipe asks for, and refused otherwise.
+            if it holds the data set of the recipe, and refused otherwise.
         full: hash every file of the data set.
         remote: the run in an object store. The data set is downloaded from it if it exists; otherwise the stages'
             outputs go through it, and only what reads texts by their paths runs on this node alone.
@@ -98,5 +98,5 @@ def link_dataset(link: Path, folder: Path) -> None:
 
 
 def work_of(store: Path) -> Path:
-    """The folder for outputs of the stages of all data sets in `store`."""
+    """Return the folder for outputs of the stages of all data sets in `store`."""
     return store / "work"

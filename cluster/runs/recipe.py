@@ -39,12 +39,12 @@ class ClusterConfig(Section):
     address: Annotated[str | None, LOGGING] = None
     """Address of a Ray cluster; null: RAY_ADDRESS if set, otherwise Ray is started on this machine."""
     workers: Annotated[list[Annotated[int, Field(ge=1)]], SPEED] = Field(default=[2], min_length=1, max_length=2)
-    """Number of ranks in pretraining, or [least, most]: as many as the cluster has room for. The run goes on with fewer
+    """Number of ranks in pretraining, or [min, max]: as many as the cluster has room for. The run goes on with fewer
     when nodes are lost, and with more when they join. Sample order and batch size do not depend on it; the
     results of a step differ by rounding."""
     env: Annotated[list[str], LOGGING] = Field(default=[])
     """Names of environment variables that the ranks need, for example AWS_PROFILE. Each must be set on all nodes when
-    Ray is started there; a rank that lacks one ends the run. Values stay on the nodes."""
+    Ray is started on them; a rank that lacks one ends the run. Values stay on the nodes."""
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -55,18 +55,18 @@ class ClusterConfig(Section):
     @classmethod
     def _the_least_is_first(cls, workers: list[int]) -> list[int]:
         if workers != sorted(workers):
-            raise UserError(f"expected [least, most]; write {sorted(workers)}")
+            raise UserError(f"expected [min, max]; write {sorted(workers)}")
         return workers
 
     @property
-    def least_and_most(self) -> tuple[int, int]:
+    def worker_range(self) -> tuple[int, int]:
         """Numbers of ranks."""
         return self.workers[0], self.workers[-1]
 
     @field_validator("env")
     @classmethod
     def _has_names_only(cls, names: list[str]) -> list[str]:
-        # The message does not repeat what was given: it may be a secret.
+        # The message does not repeat the value, which may be a secret.
         if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names):
             raise UserError("expected names of environment variables, without values: set these on the nodes")
         return names
@@ -75,7 +75,9 @@ class ClusterConfig(Section):
     @classmethod
     def _has_no_password(cls, address: str | None) -> str | None:
         if address is not None and "@" in address:
-            raise UserError("it has an @; write HOST:PORT, and give Ray's token by RAY_AUTH_TOKEN in the environment")
+            raise UserError(
+                "it contains an @; write HOST:PORT, and set Ray's token as RAY_AUTH_TOKEN in the environment"
+            )
         return address
 
 
@@ -116,13 +118,13 @@ class Recipe(TrainingConfig):
         translates = FAMILIES[self.model.family].translates
         if translates and not self.data.holds_pairs:
             raise UserError(
-                f"model.family={self.model.family} translates, and data.sources have documents; give the sources "
+                f"model.family={self.model.family} translates, but data.sources have documents; give the sources "
                 "fields={source: …, target: …} or target_path, or set another family"
             )
         if self.data.holds_pairs and not translates:
             translating = " or ".join(name for name, family in FAMILIES.items() if family.translates)
             raise UserError(
-                f"data.sources have pairs, and model.family={self.model.family} does not translate; set model.family="
+                f"data.sources have pairs, but model.family={self.model.family} does not translate; set model.family="
                 f"{translating}"
             )
         check_tokenizer(self.data, self.tokenizer)
@@ -153,7 +155,7 @@ def load_recipe(path: Path, overrides: list[str]) -> Recipe:
         overrides: KEY.PATH=VALUE; a list's items by index (`phases[0].seq_len=512`); VALUE is YAML.
 
     Raises:
-        UserError: with the key, its value, and what is accepted.
+        UserError: a value is not accepted; the message has the key, its value, and what is accepted.
     """
     return resolve_paths(read_recipe(path, overrides))
 
@@ -168,7 +170,7 @@ def read_recipe(path: Path, overrides: list[str]) -> Recipe:
 
 
 def recipe_with(path: Path, overrides: Iterable[Override]) -> Recipe:
-    """`load_recipe` with overrides that are parsed.
+    """Load a recipe as `load_recipe`, with overrides that are already parsed.
 
     Raises:
         UserError: as `load_recipe`.
@@ -218,7 +220,7 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
     key = key_path(location)
     if error["type"] == "extra_forbidden":
         known = ", ".join(known_keys)
-        return f"{origin}: {key} is not a key of {what}; known here: {known}"
+        return f"{origin}: {key} is not a key of {what}; known keys: {known}"
     if error["type"] == "missing":
         return f"{origin}: {key} is missing; set it"
     message = error["msg"].removeprefix("Value error, ")
@@ -232,7 +234,7 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
 
 
 def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[list[int | str], list[str]]:
-    """The key that pydantic's location of an error names, and the keys of its section.
+    """Return the key that pydantic's location of an error names, and the keys of its section.
 
     Where a section has several classes, pydantic adds the value of the key that chose one.
     """

@@ -111,7 +111,7 @@ def check_texts(tree: Any, origin: str, key: str = "") -> None:
         return
     if "${" in tree:
         raise UserError(
-            f'{origin}: {key} contains "${{", and recipes have no interpolation; write the value, and pass '
+            f'{origin}: {key} contains "${{", but recipes have no interpolation; write the value, and pass '
             "secrets in the environment to the libraries that need them (docs/security.md)"
         )
     if tree == "???":

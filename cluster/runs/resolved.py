@@ -1,4 +1,4 @@
-"""The state of a run when it starts: looked up once, as one immutable value that is passed to the stages."""
+"""The state of a run when a command starts: determined once, as an immutable value that is passed to the stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ def resolve(
 
     Args:
         full: trust no file of the data set by its size and modification time, so that preparation verifies it.
-        tasks: from `open_tasks`, if the run is evaluated.
+        tasks: what `open_tasks` returned, if the run is evaluated.
 
     Raises:
         UserError: a source is missing.
@@ -100,12 +100,12 @@ def resolve(
 
 
 def store_of(recipe: Recipe, runs: Path) -> Path:
-    """The folder of all data sets of the recipe's sources."""
+    """Return the folder of all data sets of the recipe's sources."""
     return runs / ".prepared" / sources_key(recipe.data)
 
 
 def with_newest_checkpoint(run: ResolvedRun) -> ResolvedRun:
-    """The run with its newest committed checkpoint. A damaged checkpoint of the last step is ignored."""
+    """Return the run with its newest committed checkpoint. A damaged checkpoint of the last step is ignored."""
     for step in reversed(list_steps(run.checkpoints)):
         is_last, location = step == total_steps(run.recipe.phases), folder_of_step(run.checkpoints, step)
         try:
@@ -120,7 +120,7 @@ def check_data_unchanged(run: ResolvedRun, data: Manifest, allowed: Sequence[str
     """Refuse to resume with other data than the newest checkpoint was trained on, unless that is allowed.
 
     Raises:
-        UserError: what changed, and what to do.
+        UserError: the data changed; the message says how, and what to do.
     """
     saved = run.checkpoint
     if saved is None or saved.data_fingerprint == data.fingerprint:

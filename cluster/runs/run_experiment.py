@@ -96,6 +96,6 @@ def _all_recipes(plan: Plan, recipes: Sequence[Recipe], runs: Path, failed: dict
 
 
 def _seconds(runs: Path, recipe: Recipe) -> float | None:
-    """Seconds of training; None if it did not reach its last step."""
+    """Return the seconds of training; None if it did not reach its last step."""
     steps, _, seconds = training_clock(read_rows(runs / recipe.name / "metrics.jsonl"))
     return seconds[-1] if steps[-1] == total_steps(recipe.phases) else None

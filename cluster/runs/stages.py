@@ -94,7 +94,7 @@ def run_stages(
         if "train" in wanted or "eval" in wanted:
             check_access(tracking_uri)
         seconds = _Seconds(read_summary(folder).get("stages", {}))
-        ranks = recipe.cluster.least_and_most[0] if "train" in wanted else 1
+        ranks = recipe.cluster.worker_range[0] if "train" in wanted else 1
         with ray_session(recipe.cluster.address, ranks):
             return _run_missing_stages(run, wanted, allowed, full_verify, seconds)
 
@@ -153,7 +153,7 @@ def _run_missing_stages(
 
 
 def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, seconds: _Seconds) -> Manifest:
-    """The data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
+    """Return the data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
     recipe = run.recipe
     if recipe.tokenizer.path is not None:
         tokenizer, objective = recipe.tokenizer, recipe.objective
@@ -226,7 +226,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
         spec = run.remote_spec()
         if run.remote:
             run.remote.upload_indexes()
-        workers = cluster.least_and_most
+        workers = cluster.worker_range
         return train_on_ray(run.folder, run.checkpoints, last, workers, environment, cluster.env, show, spec)
 
 

@@ -1,5 +1,5 @@
-"""Chooses a first recipe for a text and a machine, as a function of a few numbers: no file is read and no device is
-asked. `starter_yaml.py` writes it down."""
+"""Chooses a first recipe for a text and a machine, as a function of a few numbers; it reads no file and queries no
+device. `starter_yaml.py` writes the recipe."""
 
 from dataclasses import dataclass
 from math import ceil, log, sqrt
@@ -43,7 +43,7 @@ _VOCABULARIES = (1_000, 2_000, 4_000, 8_000, 16_000, 30_000)
 
 @dataclass(frozen=True)
 class Text:
-    """How much text there is."""
+    """The amount of text."""
 
     bytes: int
     """UTF-8."""
@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains: CPU cores, or GPUs of one kind."""
+    """The hardware that trains: CPU cores, or GPUs of one kind."""
 
     cores: int
     memory: int
@@ -76,7 +76,7 @@ class Machine:
         return self.gpus or max(1, min(self.cores, _MOST_CPU_RANKS, self.memory // (2 * _BYTES_A_RANK)))
 
     def rate(self, hidden: int) -> float:
-        """Floating-point operations a second that training a model of this width may be expected to do."""
+        """Return the floating-point operations a second that training a model of this width can be expected to do."""
         if not self.gpus:
             return self.ranks * _CORE_RATE
         share = _GPU_SHARE * min(1.0, hidden / 768)
@@ -107,9 +107,9 @@ class Starter:
     dropout: float
     heldout_fraction: float
     passes: float
-    """How often each token is read."""
+    """Passes over the text."""
     hours: float
-    """About how long training takes."""
+    """Estimated duration of the training, in hours."""
 
     @property
     def tokens(self) -> int:
@@ -123,7 +123,7 @@ class Starter:
 
 
 def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
-    """The recipe for a first run of at most about `hours`.
+    """Return the recipe for a first run of at most about `hours`.
 
     Raises:
         UserError: There is too little text.
@@ -161,7 +161,7 @@ def choose(text: Text, machine: Machine, causal: bool, hours: float) -> Starter:
 
 
 def check_amount(text: Text) -> None:
-    """Refuse what no model can learn from.
+    """Refuse texts that are too short or have too many characters for a tokenizer and a model.
 
     Raises:
         UserError: There is too little text, or its characters alone need a larger vocabulary than it supports.
@@ -178,13 +178,13 @@ def check_amount(text: Text) -> None:
         )
     if _characters_need(text) > vocabulary_limit(text):
         raise UserError(
-            f"the texts have {text.characters:,} different characters, and {text.bytes:,} bytes support a vocabulary "
+            f"the texts have {text.characters:,} different characters, but {text.bytes:,} bytes support a vocabulary "
             f"of about {vocabulary_limit(text):,} tokens; add text"
         )
 
 
 def vocabulary_limit(text: Text) -> int:
-    """A vocabulary that can be trained on the text for certain.
+    """Return a vocabulary that can be trained on the text for certain.
 
     SentencePiece takes tokens from substrings that occur twice. Measured on 20 kB to 1 MB of English reviews and plays,
     it finds 7 to 14 for each square root of a byte.
@@ -193,7 +193,8 @@ def vocabulary_limit(text: Text) -> int:
 
 
 def choose_vocabulary(text: Text, layers: int, hidden: int, causal: bool) -> int:
-    """The largest usual vocabulary whose tokens are frequent enough to be learnt, and whose output layer is affordable.
+    """Return the largest usual vocabulary whose tokens are frequent enough to be learnt, and whose output layer is
+    affordable.
 
     Tokens by rank r occur about tokens / (r ln V) times (Zipf): the rarest should occur 100 times (Gowda and May 2020).
     """
@@ -205,11 +206,11 @@ def choose_vocabulary(text: Text, layers: int, hidden: int, causal: bool) -> int
 
 
 def pick_field(lengths: dict[str, float], name: str) -> str:
-    """The field that holds the text: the only one, the one that is clearly the longest, or `text`.
+    """Return the field that holds the text: the only one, the one that is clearly the longest, or `text`.
 
     Args:
         lengths: mean characters of each field with text, the longest first.
-        name: of the source, for messages.
+        name: name of the source, for messages.
 
     Raises:
         UserError: There is none, or several could be it.
@@ -228,7 +229,7 @@ def pick_field(lengths: dict[str, float], name: str) -> str:
 
 
 def _suits(size: tuple[str, str, int, int, int], readable: float, machine: Machine, hours: float) -> bool:
-    """Whether text, time and memory are enough for a size."""
+    """Return whether text, time and memory are enough for a size."""
     _, _, layers, hidden, _ = size
     parameters = layer_parameters(layers, hidden)
     state = _BYTES_A_PARAMETER * (parameters + _VOCABULARIES[-1] * hidden)
@@ -245,12 +246,12 @@ def layer_parameters(layers: int, hidden: int) -> int:
 
 
 def _predicted(causal: bool) -> float:
-    """The share of tokens that pass through the output layer."""
+    """Return the share of tokens that pass through the output layer."""
     return 1.0 if causal else 0.15
 
 
 def _characters_need(text: Text) -> int:
-    """The smallest vocabulary that has every character, with some tokens of several."""
+    """Return the smallest vocabulary that has every character, with some tokens of several."""
     return ceil((1.25 * text.characters + 100) / 100) * 100
 
 

@@ -19,7 +19,7 @@ from multihop.data_prep.config import Source
 
 
 def recipe_yaml(starter: Starter, name: str, sources: Sequence[Source], text: Text, machine: Machine) -> str:
-    """The recipe as YAML, each choice below a comment with its reason."""
+    """Return the recipe as YAML, each choice below a comment with its reason."""
     kind = "GPT-2" if starter.causal else "BERT"
     lines = [
         *_comment(
@@ -91,7 +91,7 @@ def recipe_yaml(starter: Starter, name: str, sources: Sequence[Source], text: Te
 
 
 def summary(starter: Starter) -> str:
-    """The choices on one line."""
+    """Return the choices on one line."""
     return (
         f"{'GPT-2' if starter.causal else 'BERT'} with {starter.layers} layers of width {starter.hidden} "
         f"({_short(starter.parameters)} parameters), vocabulary {starter.vocab_size:,}; {starter.steps:,} steps of "
@@ -250,7 +250,7 @@ def _comment(text: str, indent: int = 0) -> list[str]:
 
 
 def _scientific(value: float) -> str:
-    """A float as YAML reads it: 2e-3, without a point, is a string in YAML 1.1."""
+    """Return a float as YAML reads it: 2e-3, without a point, is a string in YAML 1.1."""
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 

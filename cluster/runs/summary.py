@@ -1,4 +1,4 @@
-"""summary.json: the results of a run, and the software and hardware it ran on."""
+"""Writes summary.json: the results of a run, and the software and hardware that it ran on."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sent
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary; empty if none was written yet.
+    """Return the summary; empty if none was written yet.
 
     Raises:
         UserError: it is damaged.
@@ -84,7 +84,7 @@ def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:
 
 
 def environment() -> dict[str, Any]:
-    """Package versions, commit and machine."""
+    """Return the package versions, commit and machine."""
     return {
         "commit": commit_label(),
         "python": platform.python_version(),

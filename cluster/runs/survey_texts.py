@@ -1,4 +1,4 @@
-"""Looks at texts and at this machine, for a first recipe."""
+"""Surveys texts and this machine, for a first recipe."""
 
 import os
 from collections import Counter
@@ -34,12 +34,12 @@ _DOCUMENTS = {
 
 @dataclass(frozen=True)
 class Survey:
-    """A source, and how much text it has."""
+    """A source, and the amount of text in it."""
 
     source: Source
     amount: SourceForecast
     characters: Counter[str]
-    """How often each character occurs in some of the documents."""
+    """Occurrences of each character in some of the documents."""
 
     def __str__(self) -> str:
         source, amount = self.source, self.amount
@@ -51,10 +51,10 @@ class Survey:
 
 
 def survey(path: str, field: str | None) -> Survey:
-    """Look at what a path, a directory or a glob holds.
+    """Examine the files of a path, a directory or a glob.
 
     Args:
-        field: with the text, in files that have fields; None: it is found by looking.
+        field: name of the field with the text; None: it is detected.
 
     Raises:
         UserError: It has no text that sources of documents read, or several fields could be the text.
@@ -66,13 +66,13 @@ def survey(path: str, field: str | None) -> Survey:
     if formats & set(WITH_FIELDS):
         chosen = field or pick_field(text_fields(files), safe_text(path))
         source = Source(path=path) if chosen == "text" else Source(path=path, field=chosen)
-    given = source.model_dump(exclude_unset=True)
-    found = _measure(source)
+    options = source.model_dump(exclude_unset=True)
+    best = _measure(source)
     for kind in ("block", "line") if "txt" in formats else ():
-        if found[1].documents >= _MANY_DOCUMENTS:
+        if best[1].documents >= _MANY_DOCUMENTS:
             break
-        found = max(found, _measure(Source(**given, documents=kind)), key=lambda measured: measured[1].documents)
-    source, amount = found
+        best = max(best, _measure(Source(**options, documents=kind)), key=lambda measured: measured[1].documents)
+    source, amount = best
     if not amount.text_bytes:
         what = f"text in the field {safe_text(source.field)}" if formats & set(WITH_FIELDS) else "readable text"
         raise UserError(f"{safe_text(path)} has no {what}; correct the path, the files or --field")
@@ -83,7 +83,7 @@ def survey(path: str, field: str | None) -> Survey:
 
 
 def text_of(surveys: Sequence[Survey]) -> Text:
-    """All sources together."""
+    """Return all sources together."""
     return Text(
         bytes=sum(each.amount.text_bytes for each in surveys),
         documents=sum(each.amount.documents for each in surveys),
@@ -92,7 +92,7 @@ def text_of(surveys: Sequence[Survey]) -> Text:
 
 
 def this_machine() -> Machine:
-    """The cores and GPUs that this process may use."""
+    """Return the cores and GPUs that this process may use."""
     import torch
 
     cores, memory, gpus = len(os.sched_getaffinity(0)), available_memory(), torch.cuda.device_count()
@@ -106,19 +106,19 @@ def _check_ending(path: str) -> None:
     ending = path.lower().removesuffix(".gz").rpartition(".")[2]
     if ending == "csv":
         raise UserError(
-            f"{safe_text(path)} is a .csv file, and texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
+            f"{safe_text(path)} is a .csv file, but texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
             "convert it, for example with pyarrow.csv.read_csv and pyarrow.parquet.write_table. Labelled .csv files "
             "are for tasks of eval.tasks"
         )
     if ending == "tsv":
         raise UserError(
-            f"{safe_text(path)} is a .tsv file, which holds pairs for translation, and init writes recipes for "
+            f"{safe_text(path)} is a .tsv file, which holds pairs for translation, but init writes recipes for "
             "documents; for pairs begin with `multihop recipes copy translation`"
         )
 
 
 def _measure(source: Source) -> tuple[Source, SourceForecast]:
-    """Size and number of documents, estimated as by `multihop prep --dry-run`."""
+    """Return the size and number of documents, estimated as by `multihop prep --dry-run`."""
     files = list_files([source])
     with TemporaryDirectory() as nothing:
         (amount,) = forecast(DataConfig(sources=[source]), TokenizerConfig(), files, [], Path(nothing)).sources
@@ -126,7 +126,7 @@ def _measure(source: Source) -> tuple[Source, SourceForecast]:
 
 
 def _covering(characters: Counter[str]) -> int:
-    """How many of the most frequent characters make up the share that a tokenizer covers."""
+    """Count the most frequent characters that make up the share that a tokenizer covers."""
     left = _COVERAGE * characters.total()
     for number, (_, count) in enumerate(characters.most_common(), start=1):
         left -= count

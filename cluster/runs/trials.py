@@ -1,4 +1,4 @@
-"""Trials and examples as Ray tasks: those that a model's evaluation does not have yet."""
+"""Runs the missing trials and examples of a model's evaluation as Ray tasks."""
 
 import json
 import time
@@ -47,7 +47,7 @@ class _Failure:
 
 
 def trial_resources(config: EvalConfig, on_this_node: bool) -> Resources:
-    """Resources that Ray reserves for a trial, or for making the examples.
+    """Return the resources that Ray reserves for a trial, or for making the examples.
 
     Args:
         on_this_node: whether it needs files of this node.
@@ -75,7 +75,7 @@ def run_missing_trials(
         examples: the key of the recipe's examples; None if it has none.
 
     Returns:
-        How many failed for a reason that a rerun may not meet again.
+        The number of trials that failed for a reason that may not recur in a rerun.
     """
     done, total, tried = 0, 0, set[str]()
     to_retry: list[str] = []
@@ -154,7 +154,7 @@ def run_trials(
 
 
 def final(rows: Sequence[Row]) -> list[Row]:
-    """The rows without those of trials that are tried again: MLflow has one nested run for each trial."""
+    """Return the rows without those of trials that are tried again: MLflow has one nested run for each trial."""
     return [row for row in rows if not row.get("retry", False)]
 
 
@@ -200,7 +200,7 @@ def _attempt(trial: Trial, remote: RemoteRunSpec | None) -> Outcome | _Failure:
 
 
 def _one_line(error: Exception) -> str:
-    """The message of an error for a user; for another error, its type and the beginning of its message."""
+    """Return the message of an error for a user; for another error, its type and the beginning of its message."""
     if isinstance(error, UserError | OSError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]

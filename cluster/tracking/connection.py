@@ -1,4 +1,4 @@
-"""The connection to MLflow: which store, a client of it, timeouts, and whether the server takes the credentials.
+"""The connection to MLflow: the store, a client of it, timeouts, and a check of the credentials.
 
 Requests to a server time out by themselves, unless it sends a byte now and then. Requests to a database or an artifact
 store, and MLflow's attempts to connect to a database, may not: `call_with_timeout` abandons them.
@@ -38,7 +38,7 @@ _SETTINGS = {
 
 
 def store_uri(runs: Path, configured: str | None = None) -> str:
-    """The tracking URI: `configured`, else MLFLOW_TRACKING_URI, else an SQLite file in the runs directory.
+    """Return the tracking URI: `configured`, else MLFLOW_TRACKING_URI, else an SQLite file in the runs directory.
 
     Raises:
         UserError: MLflow does not support the URI.
@@ -53,7 +53,7 @@ def store_uri(runs: Path, configured: str | None = None) -> str:
 
 
 def connect(uri: str) -> "MlflowClient":
-    """A client of the store. A missing SQLite store is created first, which takes MLflow some seconds."""
+    """Return a client of the store. A missing SQLite store is created first, which takes MLflow some seconds."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -107,7 +107,7 @@ def check_access(uri: str) -> None:
 
 
 def refusal(error: Exception) -> str:
-    """The predicate of a sentence about a store that refuses the user; empty if `error` is another one."""
+    """Return the predicate of a sentence about a store that refuses the user; empty if `error` is another one."""
     code = getattr(error, "error_code", "")
     if code == "UNAUTHENTICATED":
         return f"refuses the user name and password; set {_CREDENTIALS} to a user of that server"
@@ -122,13 +122,13 @@ def refusal(error: Exception) -> str:
 
 
 def server_uri(configured: str | None) -> str | None:
-    """URI of the server or database that tracks runs; None: SQLite in the folder of the runs."""
+    """Return the URI of the server or database that tracks runs; None: SQLite in the folder of the runs."""
     uri = configured or os.environ.get("MLFLOW_TRACKING_URI")
     return None if uri is None or uri.startswith("sqlite:") else uri
 
 
 def seconds_to_answer(uri: str) -> float:
-    """Seconds that a server takes to list an experiment.
+    """Return the seconds that a server takes to list an experiment.
 
     Raises:
         ConnectionError: the server does not answer, or refuses the request.
@@ -144,7 +144,7 @@ def seconds_to_answer(uri: str) -> float:
 
 
 def artifact_location(uri: str) -> str | None:
-    """URI of the artifacts of a local SQLite store, beside its file; None: the server decides."""
+    """Return the URI of the artifacts of a local SQLite store, beside its file; None: the server decides."""
     database = _sqlite_path(uri)
     return (database.parent / "mlartifacts").as_uri() if database is not None else None
 

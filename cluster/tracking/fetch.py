@@ -1,4 +1,4 @@
-"""A tracked run as the files of a run directory, for machines that do not have its directory."""
+"""Fetches the files of a tracked run from MLflow, for machines without its directory."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 COMPARED = ("recipe.json", "summary.json", "eval/plan.json", "eval/results.jsonl")
-"""What comparisons read of a run directory beside metrics.jsonl; logged as artifacts under their last names."""
+"""Files that comparisons read besides metrics.jsonl; they are logged as artifacts without their directories."""
 
 
 def fetch_run(name: str, uri: str, folder: Path) -> Path:
@@ -38,7 +38,7 @@ def fetch_run(name: str, uri: str, folder: Path) -> Path:
 
 
 def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
-    """The run of this name in any experiment, not one of its trials."""
+    """Return the run of this name in any experiment, not one of its trials."""
     experiments = {each.experiment_id: each.name for each in client.search_experiments()}
     plain = Path(name).name == name and not {"'", '"'} & set(name)
     wanted = f"attributes.run_name = '{name}' and tags.`{TOKEN_TAG}` LIKE '%'"
@@ -49,7 +49,7 @@ def _find(client: "MlflowClient", name: str, uri: str) -> "Run":
         locations = ", ".join(f"{experiments[run.info.experiment_id]} ({run.info.run_id})" for run in runs)
         raise UserError(
             f"{len(runs)} runs are called {safe_text(name)} in MLflow at {redacted(uri)}, in experiments "
-            f"{safe_text(locations)}; delete or rename all but one there"
+            f"{safe_text(locations)}; delete or rename all but one of them"
         )
     return runs[0]
 

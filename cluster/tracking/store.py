@@ -27,16 +27,16 @@ _TRIAL_PARAMS = (
     *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256"),
 )
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
-STARTS_TAG = "multihop.starts"
+LAUNCHES_TAG = "multihop.launches"
 """Tag of a run: when its ranks were started, from which step, how many ranks on how many nodes."""
-_START_KEYS = ("time", "step", "world_size")
+_LAUNCH_KEYS = ("time", "step", "world_size")
 _LONGEST_TAG = 5000
 """Characters; MLflow takes 8000, some of its stores 5000."""
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100
 
 
 def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
-    """The id of the experiment of this name, created if it does not exist.
+    """Return the id of the experiment of this name, created if it does not exist.
 
     Raises:
         UserError: it was deleted in MLflow.
@@ -54,7 +54,7 @@ def experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
 
 
 def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "Iterator[Run]":
-    """The runs of the experiment with this tag, without deleted ones."""
+    """Yield the runs of the experiment with this tag, without deleted ones."""
     page = None
     while True:
         runs = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
@@ -65,7 +65,8 @@ def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "It
 
 
 def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[set[str], dict[str, Run]]":
-    """The keys of the trials that are logged under `parent`, and by key the runs of those that are partly logged.
+    """Return the keys of the trials that are logged under `parent`, and by key the runs of those that are partly
+    logged.
 
     A request that timed out may have created a second run of a trial after all: one that is not finished is deleted.
     """
@@ -106,7 +107,7 @@ def log_points(client: "MlflowClient", run_id: str, points: "list[Metric]") -> N
 
 
 def steps_of(client: "MlflowClient", run_id: str) -> dict[str, set[int]]:
-    """The logged steps of each metric of a run."""
+    """Return the logged steps of each metric of a run."""
     names = client.get_run(run_id).data.metrics
     return {name: {point.step for point in client.get_metric_history(run_id, name)} for name in names}
 
@@ -123,20 +124,20 @@ def log_new_points(client: "MlflowClient", run_id: str, scores: Sequence[tuple[s
 
 
 def point(key: str, value: float, step: int, unix_seconds: float) -> "Metric":
-    """One value of a metric at a step."""
+    """Return one value of a metric at a step."""
     from mlflow.entities import Metric
 
     return Metric(metric_name(key), float(value), round(unix_seconds * 1000), step)
 
 
 def param_name(key: str) -> str:
-    """MLflow's name of a recipe key: `phases.0.lr` for `phases[0].lr`, because MLflow allows no brackets."""
+    """Return MLflow's name of a recipe key: `phases.0.lr` for `phases[0].lr`, because MLflow allows no brackets."""
     return metric_name(re.sub(r"\[(\d+)\]", r".\1", key))
 
 
 @lru_cache
 def metric_name(key: str) -> str:
-    """`key` with characters that MLflow does not allow in metric and parameter names replaced by _."""
+    """Replace characters in `key` that MLflow does not allow in metric and parameter names by _."""
     return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", key)[:_KEY_LENGTH]
 
 
@@ -181,24 +182,24 @@ def tag_planned(client: "MlflowClient", experiment: str, parent: str, keys: Coll
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number."""
+    """Return whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def starts_tag(rows: Sequence[Row]) -> str:
-    """The starts of a run's ranks, rows of launches.jsonl, as a JSON list, oldest first.
+def launches_tag(rows: Sequence[Row]) -> str:
+    """Return the launches of a run's ranks, from rows of launches.jsonl, as a JSON list, oldest first.
 
     Each has a number (from 1 on), the UTC time, the step, the ranks, and the nodes if known. Only the newest that fit
     are listed; their numbers show how many there were. Empty without rows.
     """
     newest: list[str] = []
-    complete = [row for row in rows if all(is_number(row.get(key)) for key in _START_KEYS)]
+    complete = [row for row in rows if all(is_number(row.get(key)) for key in _LAUNCH_KEYS)]
     for number, row in reversed(list(enumerate(complete, start=1))):
-        started_at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        start = {"start": number, "time": started_at, "step": row["step"], "ranks": row["world_size"]}
+        launched_at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        launch = {"launch": number, "time": launched_at, "step": row["step"], "ranks": row["world_size"]}
         if "nodes" in row:  # rows of older versions have none
-            start["nodes"] = row["nodes"]
-        text = json.dumps(start)
+            launch["nodes"] = row["nodes"]
+        text = json.dumps(launch)
         if sum(map(len, newest)) + 2 * len(newest) + len(text) > _LONGEST_TAG:
             break
         newest.insert(0, text)

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from multihop.cluster.tracking.connection import TIMEOUT_S, call_with_timeout, connect, refusal, store_uri
 from multihop.cluster.tracking.fetch import COMPARED
 from multihop.cluster.tracking.store import (
-    STARTS_TAG,
+    LAUNCHES_TAG,
     TOKEN_TAG,
     experiment_id,
     is_number,
+    launches_tag,
     log_new_points,
     log_params,
     log_points,
@@ -32,7 +33,6 @@ from multihop.cluster.tracking.store import (
     nested_runs,
     point,
     search,
-    starts_tag,
     steps_of,
     tag_planned,
 )
@@ -73,7 +73,7 @@ def open_run(
 
 
 def is_behind(run_dir: Path) -> bool:
-    """Whether MLflow lacks part of a tracked run; the run's next start catches up."""
+    """Return whether MLflow lacks part of a tracked run; the run's next start catches up."""
     try:
         state = read_state(run_dir)
     except UserError:
@@ -83,7 +83,8 @@ def is_behind(run_dir: Path) -> bool:
 
 @dataclass
 class _Logged:
-    """What MLflow has of the run. Read again after every failure, which leaves open whether a call succeeded."""
+    """The state of the run in MLflow. It is read again after every failure, since the failed call may have
+    succeeded."""
 
     steps: dict[str, set[int]]
     """Logged steps by MLflow's metric name."""
@@ -91,8 +92,8 @@ class _Logged:
     """Keys of trials that are fully logged."""
     begun: "dict[str, Run]"
     """Runs of partly logged trials, by key."""
-    starts: str
-    """Value of STARTS_TAG; empty if it is not set."""
+    launches: str
+    """Value of LAUNCHES_TAG; empty if it is not set."""
     rows: RowFollower
     """New rows of metrics.jsonl. `steps` decides what is logged, because the file may have been truncated meanwhile."""
 
@@ -104,7 +105,7 @@ class Tracker:
         self.run_id = ""
         """MLflow's id of the run; empty until MLflow was reached."""
         self.error: Exception | None = None
-        """Why the last attempt failed; None if it succeeded."""
+        """Reason for which the last attempt failed; None if it succeeded."""
         self._run_dir, self._recipe, self._uri, self._experiment, self._tags = run_dir, recipe, uri, experiment, tags
         self._safe_uri = redacted(uri)
         self._lock = threading.Lock()
@@ -239,7 +240,7 @@ class Tracker:
         if final_status is not None:
             logged.rows = self._new_follower()  # from the beginning: rows may have moved if the file was truncated
         self._log_metrics(client, logged)
-        self._log_starts(client, logged)
+        self._log_launches(client, logged)
         while self._rows:
             row = self._rows[0]
             if row["key"] not in logged.finished:
@@ -254,7 +255,7 @@ class Tracker:
             self._planned = None
         if final_status is not None:
             client.set_terminated(self.run_id, final_status)
-        while self._artifacts:  # last: where they go may be away while MLflow is not
+        while self._artifacts:  # last: the artifact store may be unreachable while MLflow is not
             if self._artifacts[0].exists():
                 client.log_artifact(self.run_id, str(self._artifacts[0]))
             self._artifacts.pop(0)
@@ -283,7 +284,8 @@ class Tracker:
         return run_id
 
     def _find(self, client: "MlflowClient") -> "Run | None":
-        """The run with the token. A request that timed out may have created a second one after all: it is deleted."""
+        """Return the run with the token. A request that timed out may have created a second one after all: it is
+        deleted."""
         runs = sorted(
             search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), key=lambda run: run.info.start_time
         )
@@ -293,8 +295,8 @@ class Tracker:
 
     def _read_logged(self, client: "MlflowClient") -> _Logged:
         finished, begun = nested_runs(client, self._experiment_id, self.run_id)
-        starts = client.get_run(self.run_id).data.tags.get(STARTS_TAG, "")
-        return _Logged(steps_of(client, self.run_id), finished, begun, starts, self._new_follower())
+        launches = client.get_run(self.run_id).data.tags.get(LAUNCHES_TAG, "")
+        return _Logged(steps_of(client, self.run_id), finished, begun, launches, self._new_follower())
 
     def _new_follower(self) -> RowFollower:
         return RowFollower(self._run_dir / "metrics.jsonl")
@@ -312,11 +314,11 @@ class Tracker:
                 points.clear()
         log_points(client, self.run_id, points)
 
-    def _log_starts(self, client: "MlflowClient", logged: _Logged) -> None:
-        starts = starts_tag(read_rows(self._run_dir / "launches.jsonl"))
-        if starts != logged.starts:
-            client.set_tag(self.run_id, STARTS_TAG, starts)
-            logged.starts = starts
+    def _log_launches(self, client: "MlflowClient", logged: _Logged) -> None:
+        launches = launches_tag(read_rows(self._run_dir / "launches.jsonl"))
+        if launches != logged.launches:
+            client.set_tag(self.run_id, LAUNCHES_TAG, launches)
+            logged.launches = launches
 
     def _write_state(self, **changes: Any) -> None:
         self._state |= changes
@@ -354,7 +356,8 @@ def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> boo
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """The content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first start.
+    """Return the content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first
+    start.
 
     Raises:
         UserError: the file is damaged.

@@ -203,7 +203,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     if len(content) > MAX_BYTES:
         raise UserError(
             f"{MANIFEST} would have {len(content):,} bytes for {len(manifest.shards):,} shards of "
-            f"{len(manifest.sources):,} sources, and the limit is {MAX_BYTES:,}; prepare several smaller data sets"
+            f"{len(manifest.sources):,} sources, but the limit is {MAX_BYTES:,}; prepare several smaller data sets"
         )
     return content
 

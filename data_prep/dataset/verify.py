@@ -95,7 +95,7 @@ def read_if_intact(
     number of callers may do so at once, also while one prepares.
 
     Args:
-        identity: as in `read_if_verified`.
+        identity: the identity, as for `read_if_verified`.
         full: hash every file.
     """
     manifest = _manifest_of_inputs(folder, identity)

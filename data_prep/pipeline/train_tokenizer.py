@@ -129,7 +129,7 @@ def find_all_candidates(
     """Run the stage "sample" over all splits.
 
     Args:
-        counts: what earlier stages kept and dropped, for the message if nothing is left.
+        counts: numbers of documents that earlier stages kept and dropped, for the message if nothing is left.
 
     Raises:
         UserError: no document is left, there are no held-out ones although `heldout_fraction` is positive, or all are.

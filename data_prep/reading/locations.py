@@ -44,7 +44,7 @@ def open_location(location: str, identity: str = "") -> RandomAccessFile:
     """Open a file.
 
     Args:
-        identity: from `identities.identity`; a file on a web server must be of this version. "" accepts any version.
+        identity: version that a file on a web server must have, from `identities.identity`; "" accepts any version.
 
     Raises:
         OSError: a local file cannot be opened.

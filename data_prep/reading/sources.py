@@ -228,7 +228,7 @@ def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
         kind, _ = _format(entry.path, (*_WITH_FIELDS, "tsv"))
         if kind:
             raise UserError(
-                f"{key}={path} is a .{kind} file, and target_path is for two files of lines; give a file with a text "
+                f"{key}={path} is a .{kind} file, but target_path is for two files of lines; give a file with a text "
                 "on each line, or one file with both sides and fields={source: …, target: …}"
             )
         file = _input_file(entry, name, index, source, "lines", _suffix(entry.path)[1])

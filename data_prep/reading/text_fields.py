@@ -1,4 +1,4 @@
-"""Which fields of a source's files hold text, found by looking at some rows; and some of the texts themselves."""
+"""Detects which fields of a source's files hold text, from some of their rows, and reads some of the texts."""
 
 import dataclasses
 import json
@@ -14,15 +14,15 @@ from multihop.data_prep.reading.sources import FileRange, InputFile
 
 WITH_FIELDS = ("jsonl", "json", "parquet", "arrow")
 _FILES, _ROWS = 3, 100
-"""How many files and rows of each are looked at: the first, the middle and the last file, from their beginnings."""
+"""Numbers of files and of rows of each to read: the first, the middle and the last file, from their beginnings."""
 _LOOKED_AT = 4 * 2**20
-"""Bytes of a file that can be cut of which texts are read."""
+"""Bytes to read of a file that can be cut."""
 _WORDS, _LETTERS = 3, 10
-"""A value with so many words, or so many letters outside ASCII (of scripts without spaces), is text, not an id."""
+"""A value with at least as many words, or letters outside ASCII (scripts without spaces), is text and not an id."""
 
 
 def text_fields(files: Sequence[InputFile]) -> dict[str, float]:
-    """The mean number of characters in each field that holds text in at least half of the rows, the longest first.
+    """Return the mean number of characters of each field with text in at least half of the rows, the longest first.
 
     Rows that cannot be read are passed over; files without fields (.txt) have none.
     """
@@ -37,7 +37,7 @@ def text_fields(files: Sequence[InputFile]) -> dict[str, float]:
 
 
 def some_texts(files: Sequence[InputFile]) -> Iterator[str]:
-    """The readable documents at the beginnings of some of the files."""
+    """Yield the readable documents at the beginnings of some of the files."""
     for file in _some(files):
         try:
             with FileReader(file) as opened:
@@ -59,7 +59,7 @@ def _beginning(file: InputFile) -> FileRange:
 
 
 def _rows(file: InputFile) -> Iterator[dict[str, Any]]:
-    """The rows of a file as mappings of fields; of tables only the columns that can be text."""
+    """Yield the rows of a file as mappings of fields; of tables only the columns that can be text."""
     try:
         if file.format in ("parquet", "arrow"):
             yield from _table_rows(file)

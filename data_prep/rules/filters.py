@@ -50,7 +50,7 @@ def drop_reasons(config: FilterConfig) -> list[str]:
     """Return all reasons that `make_filter(config)` can return, in the order of its rules.
 
     Raises:
-        UserError: as it does.
+        UserError: as `make_filter`.
     """
     return [reason for reason, _ in _rules(config)]
 

@@ -122,7 +122,7 @@ def repetition_rules(config: GopherRepetition) -> list[Rule]:
             rules.append((reason, partial(_top_share_exceeds, n, limit)))
     for n in range(5, 11):
         if (limit := getattr(config, f"max_duplicate_{n}gram")) is not None:
-            reason = f"more than {limit:g} of the characters in {n} words that stood before"
+            reason = f"more than {limit:g} of the characters in {n} words that occurred before"
             rules.append((reason, partial(_duplicate_share_exceeds, n, limit)))
     return rules
 

@@ -47,7 +47,7 @@ class ObjectStoreStages:
         """Open the location.
 
         Args:
-            folders: where the stages would write if they ran on this node's disk.
+            folders: folders into which the stages would write on this node's disk.
             any_node: runs functions on any node.
             this_node: runs functions on this node.
         """

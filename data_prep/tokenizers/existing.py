@@ -46,7 +46,7 @@ def has_matched_tokens(content: bytes) -> bool:
     """Return whether a tokenizer has added tokens that are matched in texts: those that are not special.
 
     Args:
-        content: from `import_tokenizer`.
+        content: what `import_tokenizer` returned.
     """
     if not content.startswith(b"{"):
         return False

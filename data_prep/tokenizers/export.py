@@ -37,7 +37,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _UNIGRAM = 1
 _IMPROBABLE = -1e6
 
-# transformers' names for ours.
+# Names of special tokens in transformers, by ours.
 _ROLES = {
     "pad": ["pad_token"], "unk": ["unk_token"], "cls": ["cls_token"], "sep": ["sep_token"], "mask": ["mask_token"],
     "end": ["bos_token", "eos_token"],

@@ -9,7 +9,7 @@ from multihop.common.files import write_atomically
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 _ROLES = {"pad": "pad_token", "end": "eos_token", "unk": "unk_token"}
-"""transformers' names for ours."""
+"""Names of special tokens in transformers, by ours."""
 
 
 def export_marian_tokenizers(
@@ -38,7 +38,7 @@ def export_marian_tokenizers(
     if specials[0] != specials[-1]:
         raise UserError(
             f"the vocabularies of source and target have special tokens under other ids, {specials[0]} and "
-            f"{specials[-1]}, and MarianTokenizer has one set of them; train both with tokenizer.special_tokens=t5"
+            f"{specials[-1]}, but MarianTokenizer has one set of them; train both with tokenizer.special_tokens=t5"
         )
     config = {
         "tokenizer_class": "MarianTokenizer",
@@ -61,8 +61,8 @@ def _vocabulary(model: Path, info: TokenizerInfo) -> list[str]:
     content = model.read_bytes()
     if content.startswith(b"{"):
         raise UserError(
-            f"MarianTokenizer reads SentencePiece models, and {model} is none; train one with tokenizer.kind=unigram "
-            "or bpe"
+            f"MarianTokenizer reads SentencePiece models, but {model} is not one; train one with "
+            "tokenizer.kind=unigram or bpe"
         )
     if missing := sorted(set(_ROLES) - set(info.special_ids)):
         raise UserError(f"{model} lacks the special tokens {missing}; train it with tokenizer.special_tokens=t5")

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_hf_tokenizer(content: bytes) -> "Tokenizer":
-    """Load a tokenizer.json, set to match no special tokens in texts, without padding and
-    truncation.
+    """Load a tokenizer.json, set to match no special tokens in texts, without padding and truncation.
 
     Raises:
         UserError: The library cannot read it.

@@ -16,7 +16,7 @@ _HASHES = "sha256.json"
 
 
 def cached_folder(identity: object, make: Callable[[Path], None]) -> Path:
-    """The cached directory of an identity; it is created if it is missing, and again if its files are damaged.
+    """Return the cached directory of an identity; it is created if it is missing, and again if its files are damaged.
 
     It is written under a temporary name, hashed, synced and renamed, by one process at a time. Every reader verifies
     the hashes: a flipped bit on the disk costs another encoding and never changes a score.
@@ -55,6 +55,6 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file by its relative path."""
+    """Return the SHA-256 of each file by its relative path."""
     files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _HASHES)
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}

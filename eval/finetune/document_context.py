@@ -32,10 +32,10 @@ def check_documents(task: Task) -> None:
 def contexts(
     examples: Sequence[Example], part: Sequence[Example], tokens_of: Callable[[Sequence[Example]], Sequence[Tokens]]
 ) -> list[tuple[Tokens, Tokens]]:
-    """All tokens before and after each sentence in its document; none where the file marks no document.
+    """Return all tokens before and after each sentence in its document; none where the file marks no document.
 
     Args:
-        examples: some of `part`.
+        examples: some of the examples of `part`.
         part: all sentences of their documents, in their order; empty: no sentence has a context.
         tokens_of: the tokens of some sentences.
     """
@@ -63,6 +63,6 @@ def contexts(
 
 
 def around(before: Tokens, after: Tokens, room: int) -> tuple[Tokens, Tokens]:
-    """The nearest `room` tokens, half of them from each side, or more from one where the other has fewer."""
+    """Return the nearest `room` tokens, half of them from each side, or more from one where the other has fewer."""
     left = min(len(before), max(room // 2, room - len(after)))
     return before[len(before) - left :], after[: room - left]

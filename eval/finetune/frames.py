@@ -23,12 +23,12 @@ class Frame:
     else at its first (Devlin et al. 2018, section 5.3)."""
 
     def size(self, texts: int) -> int:
-        """The number of tokens around one text or two."""
+        """Return the number of tokens around one text or two."""
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
 
 def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Frame:
-    """The frame of a family (`model.family`).
+    """Return the frame of a family (`model.family`).
 
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
@@ -50,7 +50,7 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
         return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
     if "cls" not in special_ids:
         raise UserError(
-            f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, and this "
+            f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, but this "
             f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
         )
     separator = special_ids["sep"]

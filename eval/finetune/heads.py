@@ -1,20 +1,68 @@
-"""A pretrained encoder with a new head for a task."""
+"""A pretrained encoder with a new head for a task, and the layers between a frozen encoder and its head."""
 
 from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Pooling
-from multihop.eval.finetune.features import FeatureReader
 from multihop.eval.finetune.frames import DELIMITERS
 from multihop.eval.inference.embed import means
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import PackedTokens
+
+LSTM_UNITS, LSTM_DEPTH = 768, 2
+"""Units in each direction, and layers, of the BiLSTM (Devlin et al. 2018, section 5.3)."""
+
+
+class FeatureReader(nn.Module):
+    """The layers that are trained between a frozen model and a task's linear layer: a combination of hidden states,
+    with or without a BiLSTM over them (Devlin et al. 2018, section 5.3 and table 7).
+
+    Attributes:
+        width: size of the vectors that it returns.
+    """
+
+    def __init__(self, features: Features, layers: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.indexes, self.combine = features.indexes(layers), features.combine
+        self.width = hidden * (len(self.indexes) if self.combine == "concat" else 1)
+        if self.combine == "mix":
+            self.mix = nn.Parameter(torch.zeros(len(self.indexes)))
+            self.scale = nn.Parameter(torch.ones(()))
+        self.lstm: nn.LSTM | None = None
+        if features.head == "bilstm":
+            self.lstm = nn.LSTM(self.width, LSTM_UNITS, LSTM_DEPTH, bidirectional=True)
+            self.width = 2 * LSTM_UNITS
+            for parameter in self.lstm.parameters():
+                # torch's own bound, drawn with the trial's seed.
+                nn.init.uniform_(parameter, -(LSTM_UNITS**-0.5), LSTM_UNITS**-0.5, generator=generator)
+
+    def forward(self, states: list[Tensor], cu_seqlens: Tensor) -> Tensor:
+        """Return (N, width), the linear layer's input for each token of packed sequences.
+
+        Args:
+            states: the model's hidden states, (N, H) each.
+            cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N.
+        """
+        x = self._combined([states[i] for i in self.indexes])
+        if self.lstm is None:
+            return x
+        sequences = x.split(cu_seqlens.diff().tolist())
+        return torch.cat(unpack_sequence(self.lstm(pack_sequence(sequences, enforce_sorted=False))[0]))
+
+    def _combined(self, chosen: list[Tensor]) -> Tensor:
+        if self.combine == "concat":
+            return torch.cat(chosen, 1)
+        stacked = torch.stack(chosen)
+        if self.combine == "sum":
+            return stacked.sum(0)
+        return self.scale * torch.einsum("l,lnh->nh", self.mix.softmax(0), stacked)
 
 
 class TaskModel(nn.Module):
@@ -35,7 +83,11 @@ class TaskModel(nn.Module):
         features: Features | None = None,
         pooling: Pooling = "family",
     ) -> None:
-        """Args: dropout: rate before the linear layer; None: the encoder's."""
+        """Create the head.
+
+        Args:
+            dropout: rate before the linear layer; None: the encoder's.
+        """
         super().__init__()
         family = FAMILIES[encoder.config.family]
         generator = torch.Generator().manual_seed(key_of("head", seed) >> 1)
@@ -62,7 +114,7 @@ class TaskModel(nn.Module):
         return self
 
     def forward(self, packed: PackedTokens[Tensor], words: Tensor, cu_examples: Tensor) -> Tensor:
-        """The head's outputs.
+        """Return the head's outputs.
 
         Args:
             packed, words, cu_examples: as `multihop.eval.finetune.inputs.Encoded.collate` returns them.
@@ -92,7 +144,8 @@ class TaskModel(nn.Module):
         return self._scored(state)
 
     def _read(self, features: FeatureReader, packed: PackedTokens[Tensor], words: Tensor) -> Tensor:
-        """The linear layer's input from a frozen encoder: every token, each word's first, or each sequence's mean."""
+        """Return the input of the linear layer from a frozen encoder: every token, each first token of a word, or each
+        sequence's mean."""
         with torch.no_grad():
             states = self.encoder.hidden_states(packed)
         read: Tensor = features(states, packed.cu_seqlens)
@@ -101,7 +154,7 @@ class TaskModel(nn.Module):
         return read.index_select(0, words) if self.kind == "tagging" else means(read, packed.cu_seqlens)
 
     def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor | None:
-        """int64: the tokens that the head reads; None: all."""
+        """Return int64: the tokens that the head reads; None: all."""
         if self.kind == "tagging":
             return words
         if self.kind == "spans" or self.pooling == "mean":
@@ -114,7 +167,7 @@ class TaskModel(nn.Module):
 
 
 def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
-    """(S,) -> (E, most sequences of an example), -inf where there are fewer."""
+    """Map (S,) to (E, most sequences of an example), with -inf where there are fewer."""
     counts = cu_examples.diff()
     owners = torch.repeat_interleave(counts)
     columns = torch.arange(len(scores), device=scores.device) - cu_examples[owners]
@@ -122,6 +175,6 @@ def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
 
 
 def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
-    """The embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
+    """Return the embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
     new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
     return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

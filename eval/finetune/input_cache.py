@@ -46,7 +46,7 @@ def task_inputs(
     both_orders: bool,
     settings: TrialSettings,
 ) -> TaskInputs:
-    """The encoded examples, from the cache; they are encoded if the cache lacks them.
+    """Return the encoded examples, from the cache; they are encoded if the cache lacks them.
 
     Args:
         load: reads the task's files.
@@ -68,7 +68,7 @@ def task_inputs(
 
 
 def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Example]], str]:
-    """The examples of each set that trials use, and of which `test` consists: "test", "half of dev" or "dev".
+    """Return the examples of each set that trials use, and of which `test` consists: "test", "half of dev" or "dev".
 
     Raises:
         UserError: there are none to train on, to choose by or to report.
@@ -88,13 +88,13 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
 
 
 def described(task: Task) -> dict[str, Any]:
-    """A task without its examples, as plain JSON values."""
+    """Return a task without its examples, as plain JSON values."""
     values = asdict(replace(task, train=(), dev=(), test=(), other_sets={}, unlabelled={}))
     return values | {"other_sets": list(task.other_sets), "unlabelled": list(task.unlabelled)}
 
 
 def task_of(values: dict[str, Any]) -> Task:
-    """The task that `described` gave."""
+    """Restore the task from what `described` returned."""
     tuples = {name: tuple(values[name]) for name in ("labels", "other_metrics")}
     empty = {name: {each: () for each in values[name]} for name in ("other_sets", "unlabelled")}
     return Task(**values | tuples | empty)

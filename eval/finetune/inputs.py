@@ -32,7 +32,7 @@ class Encoded:
     cu_examples: NDArray[np.int64]
     """(E + 1,), cumulative numbers of sequences, from 0 to S."""
     words: NDArray[np.int32]
-    """(W,), where in its sequence the token is at which each word is labelled (`Frame.reads_last`), without the words
+    """(W,), index in its sequence of the token at which each word is labelled (`Frame.reads_last`), without the words
     that were cut off; empty unless tagging."""
     cu_words: NDArray[np.int64]
     """(S + 1,), cumulative numbers of words."""
@@ -50,18 +50,19 @@ class Encoded:
         return np.diff(self.cu_seqlens[self.cu_examples])
 
     def targets_of(self, example: int) -> NDArray[np.float64]:
-        """The targets of one example."""
+        """Return the targets of one example."""
         return self.targets[self.cu_targets[example] : self.cu_targets[example + 1]]
 
     def labels_of(self, batch: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """The targets of a batch in the order of the model's outputs: of words, only those that were not cut off."""
+        """Return the targets of a batch in the order of the model's outputs: of words, only those that were not cut
+        off."""
         if not len(self.words):
             return np.concatenate([self.targets_of(i) for i in batch])
         kept = np.diff(self.cu_words[self.cu_examples])
         return np.concatenate([self.targets_of(i)[: kept[i]] for i in batch])
 
     def collate(self, batch: Sequence[int] | NDArray[np.int64]) -> dict[str, ModelInput]:
-        """A model's inputs: the examples' sequences, packed.
+        """Return a model's inputs: the examples' sequences, packed.
 
         Returns:
             packed: PackedTokens, with token types; words: int64 (W,), where each word is labelled among the N tokens;
@@ -90,7 +91,7 @@ class Encoded:
 
     @staticmethod
     def load(folder: Path) -> "Encoded":
-        """The arrays that `save` wrote, mapped and not read."""
+        """Map the arrays that `save` wrote, without reading them."""
         arrays: dict[str, Any] = {
             # As a plain array: each slice of a memmap costs microseconds more.
             each.name: np.load(folder / f"{each.name}.npy", mmap_mode="r").view(np.ndarray)
@@ -108,7 +109,7 @@ def encode(
     both_orders: bool = False,
     document_context: Sequence[Example] = (),
 ) -> Encoded:
-    """Examples as tokens, truncated to `seq_len`, special tokens included.
+    """Encode examples as tokens, truncated to `seq_len`, special tokens included.
 
     Of a pair the longer text is truncated first (Devlin et al. 2018, in the published code); of a choice the context.
 
@@ -146,7 +147,7 @@ def encode(
 
 
 def _tokens(examples: Sequence[Example], tokenizer: Tokenizer, blank: str = "") -> list[list[NDArray[np.int32]]]:
-    """The tokens of each text of each example; `blank` comes before all texts but an example's first."""
+    """Return the tokens of each text of each example; `blank` comes before all texts but an example's first."""
     texts = [blank * (number > 0) + text for example in examples for number, text in enumerate(example.texts)]
     ids, lengths = tokenizer.encode(texts)
     tokens = iter(np.split(ids.astype(np.int32), np.cumsum(lengths)[:-1]))
@@ -154,7 +155,8 @@ def _tokens(examples: Sequence[Example], tokenizer: Tokenizer, blank: str = "") 
 
 
 def _sentences(examples: Sequence[Example], tokenizer: Tokenizer, frame: Frame) -> list[list[NDArray[np.int32]]]:
-    """The tokens of each word of each sentence; at least one, since a word that the tokenizer drops has a label."""
+    """Return the tokens of each word of each sentence; at least one, since a word that the tokenizer drops has a
+    label."""
     # In a byte-bpe vocabulary a word in a text starts with a space; other tokenizers take any text for a word's start.
     sentences = _tokens(examples, tokenizer, " " if tokenizer.kind == "byte-bpe" else "")
     unknown = np.array([frame.unknown], np.int32)
@@ -217,7 +219,7 @@ def _cumulative(parts: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def batches(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int) -> Iterator[NDArray[np.int64]]:
-    """Every example once, in an order keyed by (seed, epoch), examples of similar length together.
+    """Yield every example once, in an order keyed by (seed, epoch), examples of similar length together.
 
     The examples are shuffled, cut into pools of a few batches and sorted by length within a pool; then the batches are
     shuffled, so that no length always comes first.
@@ -241,7 +243,7 @@ def batches(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int) 
 
 
 def batches_of_tokens(lengths: NDArray[np.int64], tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Every example once, by length, as many at a time as have at most `tokens` in all, and at least one."""
+    """Yield every example once, by length, as many at a time as have at most `tokens` in all, and at least one."""
     by_length = np.argsort(lengths, kind="stable")
     start, total = 0, 0
     for index, length in enumerate(lengths[by_length]):

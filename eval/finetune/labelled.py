@@ -83,12 +83,12 @@ class TargetScale:
 
     @staticmethod
     def of(train: Encoded) -> "TargetScale":
-        """The scale of the training examples."""
+        """Return the scale of the training examples."""
         return TargetScale(float(train.targets.mean()), float(train.targets.std()) or 1.0)
 
 
 def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale: TargetScale) -> Tensor:
-    """Mean over the predictions: cross-entropy in nats, or the squared error of the standardised targets."""
+    """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardised targets."""
     device = next(model.parameters()).device
     outputs = model(**on_device(examples.collate(batch), device))
     labels = torch.from_numpy(examples.labels_of(batch)).to(device)
@@ -99,7 +99,8 @@ def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale
 
 @torch.inference_mode()
 def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale) -> Predicted:
-    """The predictions for all examples. A word that was cut off gets "O", or `NO_LABEL` in a task without "O"."""
+    """Return the predictions for all examples. A word that was cut off gets "O", or `NO_LABEL` in a task without
+    "O"."""
     device = next(model.parameters()).device
     model.eval()
     unread = task.labels.index("O") if "O" in task.labels else NO_LABEL
@@ -125,5 +126,5 @@ def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale)
 
 
 def score_of(task: Task, examples: Encoded, predicted: Predicted) -> tuple[float, dict[str, float]]:
-    """The task's metric, and other metrics, of some examples."""
+    """Return the task's metric, and other metrics, of some examples."""
     return score(task, predicted.answers, [examples.targets_of(i) for i in range(len(examples))])

@@ -106,7 +106,8 @@ def finetune(
 
 
 def rate(step: int, steps: int, warmup: float) -> float:
-    """Factor on the learning rate at a 0-based step: linear warm-up over a fraction of them, then linear decay to 0."""
+    """Return the factor on the learning rate at a 0-based step: linear warm-up over a fraction of them, then linear
+    decay to 0."""
     grows = max(1, round(warmup * steps))
     if step < grows:
         return (step + 1) / grows
@@ -114,7 +115,7 @@ def rate(step: int, steps: int, warmup: float) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """The parameters that are trained: weight decay for matrices, none for biases, layer norms and scalars."""
+    """Return the parameters that are trained: weight decay for matrices, none for biases, layer norms and scalars."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if (p.ndim > 1) == wanted], "weight_decay": wanted * weight_decay}

@@ -1,4 +1,4 @@
-"""The files of predictions that SQuAD's official scripts and leaderboards read."""
+"""Writes the files of predictions that official scripts (SQuAD's) and leaderboards (GLUE's) read."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NULL_ODDS = "null_odds.json"
 
 
 def official_files(examples: Sequence[Example], answers: Sequence[Answer], threshold: float | None) -> dict[str, str]:
-    """The content of each file that the `run_squad.py` of Devlin et al. 2018 writes, by its name.
+    """Return the content of each file that the `run_squad.py` of Devlin et al. 2018 writes, by its name.
 
     predictions.json has the text by question id; nbest_predictions.json a list of text, probability and logits by
     question id, the best first. With a threshold, as for SQuAD 2.0, the n-best includes no answer, and null_odds.json
@@ -26,7 +26,7 @@ def official_files(examples: Sequence[Example], answers: Sequence[Answer], thres
     `--na-prob-thresh`).
 
     Args:
-        threshold: on the null odds; None: every question has an answer.
+        threshold: threshold on the null odds; None: every question has an answer.
     """
     ids = [example.id for example in examples]
     assert len(set(ids)) == len(ids)
@@ -43,7 +43,7 @@ def official_files(examples: Sequence[Example], answers: Sequence[Answer], thres
 
 
 def n_best(answer: Answer, with_null: bool) -> list[dict[str, str | float]]:
-    """The spans with their probabilities, a softmax over the scores of the list, the best first."""
+    """Return the spans with their probabilities, a softmax over the scores of the list, the best first."""
     spans = sorted([*answer.spans, *[answer.null] * with_null], key=lambda span: -span.score)
     scores = np.array([span.score for span in spans])
     weights = np.exp(scores - scores.max())
@@ -59,7 +59,7 @@ def n_best(answer: Answer, with_null: bool) -> list[dict[str, str | float]]:
 
 
 def predictions_file(task_name: str, ids: Sequence[str], predictions: ArrayLike) -> str:
-    """The content of a file of predictions: a header, then each example's index and prediction.
+    """Return the content of a file of predictions: a header, then each example's index and prediction.
 
     Classes are spelled as in the task's training file, scores of STS-B have three decimals and are clipped to 0..5.
 

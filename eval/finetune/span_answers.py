@@ -1,4 +1,4 @@
-"""The answer of each question from the logits of its windows, and when there is none.
+"""Chooses the answer of each question from the logits of its windows, or none.
 
 Devlin et al. 2018, sections 4.2 and 4.3: the score of a span is the sum of its start's and its end's logit, that of no
 answer the sum of both logits of the null position; no answer is given if that exceeds the best span's by a threshold.
@@ -16,7 +16,7 @@ from multihop.eval.finetune.span_windows import Window
 from multihop.eval.tasks.task import Example
 
 Logits = NDArray[np.float32] | NDArray[np.float64]
-"""(T, 2): of the start and of the end, for each token of a window."""
+"""(T, 2): logits of the start and of the end, for each token of a window."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ def answer_questions(
     n_best: int = 20,
     max_tokens: int = 30,
 ) -> list[Answer]:
-    """The answer of each example, from all of its windows.
+    """Choose the answer of each example from all of its windows.
 
     All spans are compared, not only those between the `n_best` starts and ends as in `run_squad.py`.
 
     Args:
-        windows: of these examples, at least one of each.
-        logits: of each window.
+        windows: windows of these examples, at least one of each.
+        logits: logits of each window.
         n_best: maximum number of spans of an answer.
         max_tokens: maximum length of a span in tokens.
 
@@ -86,7 +86,7 @@ def answer_questions(
 
 
 def _best_spans(context: str, window: Window, logits: Logits, n_best: int, max_tokens: int) -> list[Span]:
-    """The best spans of a window that begin where no other window has more context, in any order."""
+    """Return the best spans of a window that begin where no other window has more context, in any order."""
     inside = slice(window.second_starts, window.second_starts + len(window.starts))
     of_start, of_end = logits[inside].astype(np.float64).T
     length = min(max_tokens, len(of_end))
@@ -107,9 +107,10 @@ def _best_spans(context: str, window: Window, logits: Logits, n_best: int, max_t
 def best_threshold(
     null_odds: NDArray[np.float64], answered: NDArray[np.float64], abstained: NDArray[np.float64]
 ) -> float:
-    """The threshold on `null_odds` above which no answer is given, with the best mean score; of equal ones the lowest.
+    """Return the threshold on `null_odds`, above which no answer is given, with the best mean score.
 
-    What `find_best_thresh` of the official evaluate-v2.0.py looks for, exact also for equal odds.
+    Of equal thresholds the lowest. This is `find_best_thresh` of the official evaluate-v2.0.py, exact also for equal
+    odds.
 
     Args:
         null_odds: float64 (N,), finite.
@@ -126,7 +127,8 @@ def best_threshold(
 
 
 def predicted_texts(answers: Sequence[Answer], threshold: float | None) -> list[str]:
-    """The text of each answer, empty where `null_odds` exceeds `threshold`; None: every question has an answer."""
+    """Return the text of each answer, empty where `null_odds` exceeds `threshold`; None: every question has an
+    answer."""
     return [
         "" if threshold is not None and answer.null_odds > threshold else answer.spans[0].text for answer in answers
     ]

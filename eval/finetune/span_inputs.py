@@ -65,7 +65,7 @@ def span_inputs(
     causal: bool,
     settings: TrialSettings,
 ) -> SpanInputs:
-    """The encoded questions, from the cache; they are encoded if the cache lacks them.
+    """Return the encoded questions, from the cache; they are encoded if the cache lacks them.
 
     Args:
         load: reads the task's files.
@@ -93,7 +93,7 @@ def span_inputs(
 
 
 def encoded(cut: Sequence[Window]) -> Encoded:
-    """Each window as an example, whose targets are the positions of the answer's first and last token."""
+    """Return each window as an example, whose targets are the positions of the answer's first and last token."""
     nothing = np.zeros(len(cut) + 1, np.int64)
     return Encoded(
         ids=np.concatenate([window.ids for window in cut]).astype(np.int32),
@@ -151,7 +151,7 @@ def _load(folder: Path) -> Questions:
 
 
 def _windows(cut: Encoded, array: Callable[[str], NDArray[Any]]) -> list[Window]:
-    """The windows that `encoded` and `_save` were given, as views."""
+    """Restore the windows that were passed to `encoded` and `_save`, as views."""
     starts, ends, has_max_context = array("starts"), array("ends"), array("has_max_context")
     bounds, tokens = array("cu_context").tolist(), cut.cu_seqlens.tolist()
     columns = [array("example"), array("null"), cut.second_starts, cut.targets[::2], cut.targets[1::2]]

@@ -41,18 +41,18 @@ class _Classes(dict[int, str]):
         character = chr(code)
         is_ascii_sign = character.isascii() and character.isprintable() and not character.isalnum()
         is_punctuation = is_ascii_sign or unicodedata.category(character).startswith("P")
-        self[code] = found = " " if character.isspace() else "p" if is_punctuation else "w"
-        return found
+        self[code] = kind = " " if character.isspace() else "p" if is_punctuation else "w"
+        return kind
 
 
 _CLASSES = _Classes()
 
-_Placed = tuple[list[int], list[int], list[int]]
+_StretchTokens = tuple[list[int], list[int], list[int]]
 """Ids, starts and ends of the tokens of a stretch, in characters of the stretch."""
 
 
 def tokens_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[Tokens]:
-    """The tokens of each text. Characters that the tokenizer drops have no token."""
+    """Return the tokens of each text. Characters that the tokenizer drops have no token."""
     # In a byte-bpe vocabulary a word in a text starts with a space; other tokenizers take any text for a word's start.
     blank = " " if tokenizer.kind == "byte-bpe" else ""
     offsets, stretches = [], []
@@ -60,13 +60,13 @@ def tokens_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[Toke
         spans = [match.span() for match in _STRETCH.finditer(text.translate(_CLASSES))]
         offsets.append([start for start, _ in spans])
         stretches.append([blank * (start > 0) + text[start:end] for start, end in spans])
-    placed = _place(list(dict.fromkeys(chain.from_iterable(stretches))), tokenizer)
+    tokens_of = _encode_stretches(list(dict.fromkeys(chain.from_iterable(stretches))), tokenizer)
     return [
-        _join(starts, [placed[stretch] for stretch in line]) for starts, line in zip(offsets, stretches, strict=True)
+        _join(starts, [tokens_of[stretch] for stretch in line]) for starts, line in zip(offsets, stretches, strict=True)
     ]
 
 
-def _join(offsets: list[int], parts: list[_Placed]) -> Tokens:
+def _join(offsets: list[int], parts: list[_StretchTokens]) -> Tokens:
     shift = np.repeat(np.array(offsets, np.int64), [len(ids) for ids, _, _ in parts])
     ids, starts, ends = (
         np.fromiter(chain.from_iterable(part[column] for part in parts), np.int64, len(shift)) for column in range(3)
@@ -74,9 +74,9 @@ def _join(offsets: list[int], parts: list[_Placed]) -> Tokens:
     return Tokens(ids, starts + shift, ends + shift)
 
 
-def _place(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _Placed]:
-    """The tokens of each stretch, which may have a space before it."""
-    placed: dict[str, _Placed] = {}
+def _encode_stretches(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _StretchTokens]:
+    """Return the tokens of each stretch, which may have a space before it."""
+    tokens_of: dict[str, _StretchTokens] = {}
     by_words: dict[str, list[str]] = {}
     for stretch, ids in zip(stretches, _encode(stretches, tokenizer), strict=True):
         text = stretch.removeprefix(" ")
@@ -85,7 +85,7 @@ def _place(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _Placed]:
         if spelled:
             spelled[0] = spelled[0].removeprefix(" ")
         if "".join(spelled) == text:
-            placed[stretch] = (ids, *_rounded(spelled, words))
+            tokens_of[stretch] = (ids, *_rounded(spelled, words))
         else:
             by_words[stretch] = [stretch[: -len(text)] + words[0], *words[1:]]
     unique = list(dict.fromkeys(chain.from_iterable(by_words.values())))
@@ -93,16 +93,17 @@ def _place(stretches: list[str], tokenizer: Tokenizer) -> dict[str, _Placed]:
     for stretch, words in by_words.items():
         bounds = list(accumulate((len(word.removeprefix(" ")) for word in words), initial=0))
         counts = [len(ids_of[word]) for word in words]
-        placed[stretch] = (
+        tokens_of[stretch] = (
             list(chain.from_iterable(ids_of[word] for word in words)),
             np.repeat(bounds[:-1], counts).tolist(),
             np.repeat(bounds[1:], counts).tolist(),
         )
-    return placed
+    return tokens_of
 
 
 def _rounded(spelled: list[str], words: list[str]) -> tuple[list[int], list[int]]:
-    """The start of each token's first word and the end of its last one, in a stretch that tokens and words make up."""
+    """Return the start of each token's first word and the end of its last one, in a stretch that tokens and words make
+    up."""
     bounds = list(accumulate(map(len, words), initial=0))
     firsts = list(accumulate(map(len, spelled), initial=0))
     # A token of nothing but the space before a word belongs to that word.

@@ -1,4 +1,4 @@
-"""Questions and contexts as model inputs: a context that is too long is read through overlapping windows.
+"""Questions and contexts as model inputs: a context that is too long is cut into overlapping windows.
 
 Devlin et al. 2018, section 4.2, and the `run_squad.py` published with it (google-research/bert).
 """
@@ -32,11 +32,11 @@ class Window:
     second_starts: int
     """Index of the first token of the context. Segment 1 begins with it."""
     starts: NDArray[np.integer[Any]]
-    """(C,): where the word of each context token begins in the context, in characters."""
+    """(C,): offset in the context, in characters, at which the word of each context token begins."""
     ends: NDArray[np.integer[Any]]
-    """(C,): where it ends, exclusive."""
+    """(C,): offset at which that word ends, exclusive."""
     has_max_context: NDArray[np.bool_]
-    """(C,): whether no other window has the token with more context. True in exactly one window for each token."""
+    """(C,): whether this window has most context for the token; true in exactly one window for each token."""
     null: int
     """Index of the token whose logits say that there is no answer."""
     start: int
@@ -54,7 +54,7 @@ def windows(
     stride: int = 128,
     max_question: int = 64,
 ) -> list[Window]:
-    """The windows of each example, in the order of the examples and of their contexts.
+    """Return the windows of each example, in the order of the examples and of their contexts.
 
     Args:
         causal: the null position is the last token, which sees all others; otherwise it is the first one.
@@ -75,7 +75,7 @@ def windows(
     # Five questions share a context on average.
     unique = list(dict.fromkeys(text for example in examples for text in example.texts))
     tokens_of = dict(zip(unique, tokens_with_offsets(unique, tokenizer), strict=True))
-    found = []
+    cut = []
     for index, example in enumerate(examples):
         question, context = (tokens_of[text] for text in example.texts)
         if len(context.ids) == 0:
@@ -91,7 +91,7 @@ def windows(
             ids = np.concatenate([head, context.ids[begin:behind], frame[2]]).astype(np.int64)
             null = len(ids) - 1 if causal else 0
             inside = begin <= first <= last < behind
-            found.append(
+            cut.append(
                 Window(
                     example=index,
                     ids=ids,
@@ -104,11 +104,11 @@ def windows(
                     end=len(head) + last - begin if inside else null,
                 )
             )
-    return found
+    return cut
 
 
 def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """The first token of each window of a context, and the one behind its last."""
+    """Return the first token of each window of a context, and the one behind its last."""
     parts = [(0, min(room, tokens))]
     while parts[-1][1] < tokens:
         begin = parts[-1][0] + min(stride, max(1, room // 2))
@@ -117,8 +117,8 @@ def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def _widest(parts: list[tuple[int, int]], tokens: int) -> NDArray[np.int64]:
-    """The window in which each token has most context: the smaller of its left and right context in tokens, plus a
-    hundredth of the window's; the first of equals. int64 (tokens,)."""
+    """Return the window in which each token has most context: the smaller of its left and right context in tokens, plus
+    a hundredth of the window's; the first of equals. int64 (tokens,)."""
     begin, behind = (np.array(column)[:, None] for column in zip(*parts, strict=True))
     at = np.arange(tokens)
     # In hundredths, so that equal scores are equal.
@@ -127,7 +127,7 @@ def _widest(parts: list[tuple[int, int]], tokens: int) -> NDArray[np.int64]:
 
 
 def _answer(example: Example, context: Tokens) -> tuple[int, int]:
-    """The first and the last token of the first answer; the last before the first if it has none."""
+    """Return the first and the last token of the first answer; the last before the first if it has none."""
     if not example.targets:
         return 0, -1
     first = int(np.searchsorted(context.ends, example.targets[0], side="right"))

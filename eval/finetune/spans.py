@@ -87,7 +87,7 @@ def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings
 
 
 def span_loss(logits: Tensor, starts: Tensor, ends: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Mean cross-entropy in nats, in fp32, of the start and of the end among the tokens of their sequence.
+    """Return the mean cross-entropy in nats, in fp32, of the start and of the end among the tokens of their sequence.
 
     Devlin et al. 2018, section 4.2: S·T_i and E·T_i are the logits of token i; their softmax is over one sequence.
 
@@ -116,16 +116,16 @@ def _loss(model: TaskModel, examples: Encoded, batch: NDArray[np.int64]) -> Tens
 
 @torch.inference_mode()
 def _logits(model: TaskModel, examples: Encoded) -> list[NDArray[np.float32]]:
-    """(T, 2) for each window."""
+    """Return the logits, (T, 2) for each window."""
     device = next(model.parameters()).device
     model.eval()
-    found: list[NDArray[np.float32]] = [np.empty((0, 2), np.float32)] * len(examples)
+    logits: list[NDArray[np.float32]] = [np.empty((0, 2), np.float32)] * len(examples)
     lengths = examples.lengths
     for batch in batches_of_tokens(lengths, _PREDICT_TOKENS):
         outputs = model(**on_device(examples.collate(batch), device)).float().cpu().numpy()
         for i, part in zip(batch, np.split(outputs, np.cumsum(lengths[batch])[:-1]), strict=True):
-            found[i] = part
-    return found
+            logits[i] = part
+    return logits
 
 
 def _worst(examples: Sequence[Example], texts: Sequence[str], f1: NDArray[np.float64]) -> list[dict[str, Any]]:

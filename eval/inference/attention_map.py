@@ -13,23 +13,23 @@ from multihop.pretrain.packed_tokens import pack_sequences
 
 
 def attending(trained: TrainedModel) -> nn.Module:
-    """The module through which the model's decoder attends to the source.
+    """Return the module through which the model's decoder attends to the source.
 
     Raises:
         UserError: the model does not translate, or its decoder has no attention.
     """
-    found = translator(trained).attends_by
-    if found is None:
+    module = translator(trained).attends_by
+    if module is None:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
-            "leave --maps out"
+            "omit --attention-maps"
         )
-    return found
+    return module
 
 
 @torch.inference_mode()
-def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
-    """(T, Ts): the attention of each token of a translation, when it was predicted, to each token of its source.
+def attention_map(trained: TrainedModel, translation: Translation) -> Tensor:
+    """Return (T, Ts): the attention of each token of a translation, when it was predicted, to each token of its source.
 
     Rows sum to 1. For a Transformer it is the mean over the heads of the last layer.
 
@@ -39,7 +39,7 @@ def attention_map(trained: TrainedModel, found: Translation) -> Tensor:
     module, rows = attending(trained), list[Tensor]()
     source, target = (
         packed_on_device(pack_sequences([ids]), trained.device)
-        for ids in (found.source, [trained.special_ids["pad"], *found.tokens[:-1]])
+        for ids in (translation.source, [trained.special_ids["pad"], *translation.tokens[:-1]])
     )
 
     def keep(module: Any, given: Any) -> None:

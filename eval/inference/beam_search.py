@@ -50,7 +50,7 @@ def beam_search(
     special_ids: dict[str, int],
     search: Search,
 ) -> list[list[Hypothesis]]:
-    """The `search.beams` best hypotheses of each sentence, the best first.
+    """Return the `search.beams` best hypotheses of each sentence, the best first.
 
     Args:
         sources: tokens of each sentence, its end token included.
@@ -88,7 +88,7 @@ def beam_search(
         made, parent, token = _rows(extended_made, going), parent.gather(1, going), token.gather(1, going)
         over = best.are_all_better_than(scores[:, 0] / length**search.length_penalty) | (length == limit)
         if beams == 1:
-            over |= best.is_there[:, 0]
+            over |= best.exists[:, 0]
         for row in over.nonzero().flatten().tolist():
             done[int(active[row])] = best.hypotheses(row)
         if over.all():
@@ -113,7 +113,7 @@ class _Finished:
     """int64 (S, K)."""
     scores: Tensor
     """float32 (S, K)."""
-    is_there: Tensor
+    exists: Tensor
     """bool (S, K)."""
 
     @classmethod
@@ -140,15 +140,15 @@ class _Finished:
         self.lengths = torch.cat([self.lengths, torch.full_like(finished, length, dtype=torch.int64)], 1).gather(
             1, which
         )
-        self.is_there = torch.cat([self.is_there, finished], 1).gather(1, which)
+        self.exists = torch.cat([self.exists, finished], 1).gather(1, which)
 
     def are_all_better_than(self, scores: Tensor) -> Tensor:
-        """bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
-        return self.is_there.all(1) & (scores <= self.scores.min(1).values)
+        """Return bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
+        return self.exists.all(1) & (scores <= self.scores.min(1).values)
 
     def keep(self, sentences: Tensor) -> None:
         self.tokens, self.lengths = self.tokens[sentences], self.lengths[sentences]
-        self.scores, self.is_there = self.scores[sentences], self.is_there[sentences]
+        self.scores, self.exists = self.scores[sentences], self.exists[sentences]
 
     def hypotheses(self, sentence: int) -> list[Hypothesis]:
         rows = zip(
@@ -158,18 +158,18 @@ class _Finished:
 
 
 def _rows(hypotheses: Tensor, which: Tensor) -> Tensor:
-    """(S, K, T), int64 (S, M) -> (S, M, T): of each sentence the hypotheses that `which` names."""
+    """Select the hypotheses of each sentence that `which` names: (S, K, T), int64 (S, M) -> (S, M, T)."""
     return hypotheses.gather(1, which[..., None].expand(-1, -1, hypotheses.shape[-1]))
 
 
 def _first(extensions: Tensor, count: int) -> Tensor:
-    """bool (M,): the first `count` of the extensions (S, M)."""
+    """Return bool (M,): the first `count` of the extensions (S, M)."""
     return torch.arange(extensions.shape[1], device=extensions.device) < count
 
 
 def _filled_up(stays: Tensor) -> Tensor:
-    """int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones at the indexes of those that go, so
-    that the others need not be moved."""
+    """Return int64 (S',): the rows at which `stays`, bool (S,), is true; the last ones at the indexes of those that go,
+    so that the others need not be moved."""
     left = stays.nonzero().flatten()
     rows = torch.arange(len(left), device=stays.device)
     rows[~stays[: len(left)]] = left[left >= len(left)]
@@ -177,20 +177,20 @@ def _filled_up(stays: Tensor) -> Tensor:
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`values.topk(count)`, (R, V) -> (R, count), and where they are, int64 (R, count).
+    """Return `values.topk(count)`, (R, V) -> (R, count): the largest values and their columns, int64 (R, count).
 
     Only the `count` blocks of columns with the largest maxima can hold one of them, and maxima are found at the speed
     of memory.
     """
     blocks = values.shape[1] // _BLOCK
     if blocks <= count:
-        found, where = values.topk(count)
-        return found, where
+        maxima, columns = values.topk(count)
+        return maxima, columns
     whole = blocks * _BLOCK
     maxima = values[:, :whole].unflatten(1, (blocks, _BLOCK)).amax(-1)
     starts = maxima.topk(count, sorted=False).indices * _BLOCK
     inside = (starts[..., None] + torch.arange(_BLOCK, device=values.device)).flatten(1)
     rest = torch.arange(whole, values.shape[1], device=values.device).expand(len(values), -1)
     columns = torch.cat([inside, rest], 1)
-    found, which = values.gather(1, columns).topk(count)
-    return found, columns.gather(1, which)
+    maxima, which = values.gather(1, columns).topk(count)
+    return maxima, columns.gather(1, which)

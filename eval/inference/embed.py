@@ -36,7 +36,7 @@ class NoTokensError(UserError):
 
 @torch.inference_mode()
 def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
-    """The vector of each text, computed in one batch.
+    """Return the vector of each text, computed in one batch.
 
     Args:
         pooling: mean: over all tokens, special tokens included; family: what the family is fine-tuned on for whole
@@ -75,7 +75,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
 
 
 def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """(N, H) -> (S, H): the mean over each sequence's tokens."""
+    """Return the mean over each sequence's tokens: (N, H) -> (S, H)."""
     lengths = cu_seqlens.diff()
     owners = torch.repeat_interleave(lengths)
     return x.new_zeros(len(lengths), x.shape[1]).index_add(0, owners, x) / lengths[:, None]

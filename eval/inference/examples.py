@@ -1,6 +1,6 @@
 """A few texts completed by a model before and after pretraining: filled masks, or continued prompts.
 
-Torch and what needs it are imported where they are used: recipes are validated with this.
+Torch and the modules that need it are imported in functions, because this module validates recipes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _TOP_K = 10
 
 @dataclass(frozen=True)
 class Examples:
-    """Everything a worker needs, in plain values."""
+    """Everything that a worker needs to make the examples, in plain values."""
 
     texts: list[str]
     after: ModelUnderTest
@@ -42,7 +42,7 @@ class Examples:
 
     @property
     def key(self) -> str:
-        """SHA-256 of all that decides the result."""
+        """SHA-256 of everything that the result depends on."""
         return sha256_json(
             {
                 "texts": self.texts,
@@ -57,38 +57,38 @@ class Examples:
 
 
 def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
-    """Refuse texts that a model of the family makes nothing of.
+    """Refuse texts that a model of the family cannot complete.
 
     Args:
-        mask: the mask token, as the tokenizer spells it; None: it has none.
+        mask: mask token, as the tokenizer spells it; None: it has none.
 
     Raises:
         UserError: a text for a masked model has no mask token, or a prompt for a causal one has.
     """
     for number, text in enumerate(texts):
-        given = f"eval.examples[{number}]={text!r}"
+        key = f"eval.examples[{number}]={text!r}"
         if not FAMILIES[family].causal:
             if mask is not None and mask not in text:
-                raise UserError(f"{given} has no mask token; write {mask} where a token is to be filled in")
-        elif found := {
+                raise UserError(f"{key} has no mask token; write {mask} where a token is to be filled in")
+        elif masks := {
             tokens["mask"] for tokens in SPECIAL_TOKENS.values() if "mask" in tokens and tokens["mask"] in text
         }:
             raise UserError(
-                f"{given} has the mask token {found.pop()}, and model.family={family} continues texts; write a prompt"
+                f"{key} has the mask token {masks.pop()}, but model.family={family} continues texts; write a prompt"
             )
 
 
 def read_examples(eval_dir: Path, key: str | None) -> Row | None:
-    """The examples of a run, from `make_examples`; None if the examples of this key have not been made."""
+    """Return the examples of a run, from `make_examples`; None if the examples of this key have not been made."""
     try:
-        made = read_json_object(eval_dir / FILE, advice="remove it, and run `multihop eval` again")
+        made = read_json_object(eval_dir / FILE, advice="remove it and rerun `multihop eval`")
     except FileNotFoundError:
         return None
     return made if key is not None and made.get("key") == key else None
 
 
 def make_examples(examples: Examples) -> Row:
-    """The answers of the model with its weights before pretraining and after.
+    """Return the answers of the model with its weights before pretraining and after.
 
     Returns:
         key; checkpoint_step; examples: for each text {"text", "before", "after"}. An answer of a causal model is the
@@ -110,8 +110,7 @@ def make_examples(examples: Examples) -> Row:
 
 def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any]:
     from multihop.eval.inference.fill import fill
-    from multihop.eval.inference.generate import generate
-    from multihop.eval.inference.sampling import Sampling
+    from multihop.eval.inference.generate import Sampling, generate
     from multihop.eval.inference.trained_model import with_weights
 
     after = examples.after

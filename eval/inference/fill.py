@@ -29,11 +29,11 @@ Filled = list[list[Candidate]]
 
 @torch.inference_mode()
 def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> list[Filled]:
-    """The likeliest tokens for each mask token of each text, all masks of a text at once.
+    """Return the likeliest tokens for each mask token of each text, all masks of a text at once.
 
     Args:
-        texts: with the mask token as the model's tokenizer spells it, such as "The river [MASK] stone.".
-        candidates: how many for each mask token.
+        texts: texts with the mask token as the model's tokenizer spells it, such as "The river [MASK] stone.".
+        candidates: number of candidates for each mask token.
 
     Raises:
         UserError: the model is no masked one or lacks the head for masked tokens, or a text has no mask token or more
@@ -71,7 +71,7 @@ def _encode(trained: TrainedModel, text: str) -> np.ndarray:
         )
     if len(ids) > limit:
         raise UserError(
-            f"{text[:40]!r}… has {len(ids)} tokens with its special tokens, and the model has max_positions={limit}; "
+            f"{text[:40]!r}… has {len(ids)} tokens with its special tokens, but the model has max_positions={limit}; "
             "shorten it"
         )
     return np.array(ids, np.int64)

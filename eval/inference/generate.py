@@ -1,14 +1,15 @@
-"""Texts continued token by token by a causal model, with a key-value cache."""
+"""Continues texts token by token with a causal model and a key-value cache; each token is sampled or the likeliest."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
-from multihop.eval.inference.sampling import Sampling, sample
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_on_device
 from multihop.pretrain.models.config import AttentionConfig
@@ -16,12 +17,63 @@ from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
 
 MAX_TOKENS = 64
+_MIN_TEMPERATURE = 1e-30
+"""Logits divided by less overflow in fp32."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of the draw of a token. The draws of a text depend on the seed and on its number among the prompts."""
+
+    temperature: float = 1.0
+    """Logits are divided by it."""
+    top_k: int | None = None
+    """Only the k likeliest tokens (Fan et al. 2018, section 5.4); None: all."""
+    top_p: float | None = None
+    """Only the likeliest tokens that together have this probability (Holtzman et al. 2020, section 3.1), after `top_k`;
+    None: all."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= _MIN_TEMPERATURE:
+            raise UserError(
+                f"temperature={self.temperature} is less than {_MIN_TEMPERATURE:g}; omit it for greedy decoding"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k={self.top_k} is less than 1; give the number of tokens to choose among")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p} is not a probability above 0; give one up to 1")
+
+
+def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+    """Return one token for each row of logits.
+
+    Args:
+        logits: (S, V).
+        uniform: (S,), from [0, 1): position in the probability mass, the likeliest tokens first.
+
+    Returns:
+        int64 (S,).
+    """
+    k = logits.shape[1] if sampling.top_k is None else min(sampling.top_k, logits.shape[1])
+    best = (logits.float() / sampling.temperature).topk(k)
+    probabilities = best.values.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    if sampling.top_p is not None:
+        # The first token stays, whatever its probability.
+        probabilities = probabilities.where(before < sampling.top_p, 0.0)
+    upto = probabilities.cumsum(-1)
+    mass = upto[:, -1:] * uniform[:, None].to(upto)
+    # Rounding must not choose behind the last token that is left.
+    last = (probabilities > 0).sum(-1, keepdim=True) - 1
+    rank = torch.minimum((upto <= mass).sum(-1, keepdim=True), last)
+    return best.indices.gather(1, rank)[:, 0]
 
 
 def generate(
     trained: TrainedModel, prompts: Sequence[str], max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
 ) -> list[str]:
-    """The continuation of each prompt, as `generate_tokens` and `continuation` make it."""
+    """Return the continuation of each prompt, as `generate_tokens` and `continuation` make it."""
     encoded = [encode_prompt(trained, prompt) for prompt in prompts]
     made: list[list[int]] = [[] for _ in prompts]
     for tokens in generate_tokens(trained, encoded, max_tokens, sampling):
@@ -31,7 +83,7 @@ def generate(
 
 
 def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
-    """The tokens of a prompt; the end token if it has none, as before a document.
+    """Return the tokens of a prompt; the end token if it has none, as before a document.
 
     Raises:
         UserError: the model is not causal, or has no position left for a token after the prompt.
@@ -39,20 +91,20 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
     if not trained.family.causal:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name}, which does not continue texts; use `multihop "
-            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill' else ''}"
+            f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill-mask' else ''}"
         )
     ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions
     if len(ids) >= limit:
         raise UserError(
-            f"the prompt {prompt[:40]!r}… has {len(ids)} tokens, and the model has max_positions={limit}, which also "
+            f"the prompt {prompt[:40]!r}… has {len(ids)} tokens, but the model has max_positions={limit}, which also "
             "have to hold what is generated; shorten it"
         )
     return ids
 
 
 def continuation(trained: TrainedModel, prompt: Sequence[int], made: Sequence[int]) -> str:
-    """The text that these tokens add to the prompt's."""
+    """Return the text that these tokens add to the prompt's."""
     return trained.tokenizer.decode([*prompt, *made])[len(trained.tokenizer.decode(prompt)) :]
 
 
@@ -60,8 +112,8 @@ def continuation(trained: TrainedModel, prompt: Sequence[int], made: Sequence[in
 def generate_tokens(
     trained: TrainedModel, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling | None = None
 ) -> Iterator[list[int | None]]:
-    """The next token of each prompt, again and again until all have ended: at the end token, at `max_tokens` or when
-    the model has no position left.
+    """Yield the next token of each prompt, again and again until all have ended: at the end token, at `max_tokens` or
+    when the model has no position left.
 
     Args:
         prompts: tokens of a causal model's prompts, of any lengths, each at least one and less than its positions.
@@ -108,7 +160,7 @@ def generate_tokens(
 def stream(
     trained: TrainedModel, prompt: str, max_tokens: int = MAX_TOKENS, sampling: Sampling | None = None
 ) -> Iterator[str]:
-    """The continuation of a prompt in parts, each as soon as its characters are whole; together `generate`'s."""
+    """Yield the continuation of a prompt in parts, each as soon as its characters are whole; together `generate`'s."""
     ids, made, shown = encode_prompt(trained, prompt), list[int](), ""
     for (token,) in generate_tokens(trained, [ids], max_tokens, sampling):
         made += [] if token is None else [token]

@@ -39,6 +39,6 @@ class PackedWeights(TorchFunctionMode):
 
 
 def _matrices(model: nn.Module) -> list[Tensor]:
-    """The weights of the layers, and the word embedding, by which hidden states are multiplied at the end."""
+    """Return the weights of the layers, and the word embedding, by which hidden states are multiplied at the end."""
     layers = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     return [*layers, *(module.weight for name, module in model.named_modules() if name == "word")]

@@ -1,4 +1,4 @@
-"""A trained model with its tokenizer, ready to be asked."""
+"""A trained model with its tokenizer, loaded for inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class TrainedModel:
     target_tokenizer: Tokenizer | None = None
     """The target's tokenizer of an encoder-decoder model with two vocabularies."""
     lacking: frozenset[str] = frozenset()
-    """Parameters that its files do not have, which are zero."""
+    """Parameters that are missing from the model's files, and are zero."""
 
     @property
     def family(self) -> Family:
@@ -53,11 +53,11 @@ class TrainedModel:
 
     @property
     def command(self) -> str:
-        """The command that its family is for."""
+        """The subcommand of multihop for models of this family."""
         return "translate" if self.family.translates else "generate" if self.family.causal else "fill-mask"
 
     def framed(self, ids: list[int]) -> list[int]:
-        """A text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
+        """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
         return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
 
     @cached_property
@@ -69,7 +69,7 @@ class TrainedModel:
         """Refuse a head whose weights the model's files lack.
 
         Raises:
-            UserError: they are not.
+            UserError: the files lack them.
         """
         if not self.lacking:
             return
@@ -82,34 +82,34 @@ class TrainedModel:
 
 
 def load_model(path: str, step: int | None = None) -> TrainedModel:
-    """The model at `path` with its tokenizer.
+    """Return the model at `path` with its tokenizer.
 
     Args:
         path: a run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, the directory of one step, or one in
             Hugging Face's layout.
-        step: which checkpoint; None: the newest good one.
+        step: step of the checkpoint; None: the newest good one.
 
     Raises:
         UserError: the model is missing, it is damaged, or its tokenizer is missing.
     """
     if is_huggingface(Path(path)):
         if step is not None:
-            raise UserError(f"{path} is a single model, and --step {step} chooses among checkpoints; leave --step out")
+            raise UserError(f"{path} is a single model, but --step {step} chooses among checkpoints; omit --step")
         evaluated = of_huggingface(Path(path))
         tokenizer, info = open_tokenizer(evaluated.tokenizer_path)
         weights = import_model(Path(path))[2]
         return with_weights(path, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
-    found = find_checkpoint(path, step)
-    weights, data, target = load_weights(found.location), found.data, found.data.target_tokenizer
+    checkpoint = find_checkpoint(path, step)
+    weights, data, target = load_weights(checkpoint.location), checkpoint.data, checkpoint.data.target_tokenizer
     return with_weights(
         path,
-        found.model,
+        checkpoint.model,
         data.output_tokenizer.vocab_size,
         weights,
-        load(found.data_folder / data.tokenizer.file),
+        load(checkpoint.data_folder / data.tokenizer.file),
         data.output_tokenizer.special_ids,
         data.source_vocab_size,
-        None if target is None else load(found.data_folder / target.file),
+        None if target is None else load(checkpoint.data_folder / target.file),
     )
 
 
@@ -123,7 +123,7 @@ def with_weights(
     source_vocab_size: int | None = None,
     target_tokenizer: Tokenizer | None = None,
 ) -> TrainedModel:
-    """A model with these weights, by our names. Those that are missing are zero."""
+    """Return a model with these weights, by our names. Those that are missing are zero."""
     model = build_model(config, vocab_size, source_vocab_size)
     lacking = {name: torch.zeros(each.shape) for name, each in model.named_parameters() if name not in weights}
     model.load_state_dict({**weights, **lacking})

@@ -34,7 +34,8 @@ class Translation:
 def translate(
     trained: TrainedModel, texts: Sequence[str], search: Search | None = None, batch_tokens: int = BATCH_TOKENS
 ) -> list[Translation]:
-    """The best translation of each text, a sentence or a paragraph as in the training data; of a blank one nothing.
+    """Return the best translation of each text, a sentence or a paragraph as in the training data; of a blank one
+    nothing.
 
     Raises:
         UserError: the model does not translate.
@@ -50,8 +51,8 @@ def translate(
     for batch in _batches(sources, [i for i in range(len(texts)) if i not in done], batch_tokens // search.beams):
         limits = [min(len(sources[number]) + MORE_TOKENS, limit) for number in batch]
         with trained.packed_weights:
-            found = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
-        for number, (best, *_) in zip(batch, found, strict=True):
+            hypotheses = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
+        for number, (best, *_) in zip(batch, hypotheses, strict=True):
             tokens = [token for token in best.tokens if token != end]
             text = trained.output_tokenizer.decode(tokens)
             done[number] = Translation(text, best.score, len(encoded[number]) >= limit, sources[number], best.tokens)
@@ -59,7 +60,7 @@ def translate(
 
 
 def translator(trained: TrainedModel) -> EncoderDecoder:
-    """The model as an encoder-decoder.
+    """Return the model as an encoder-decoder.
 
     Raises:
         UserError: it does not translate.
@@ -74,7 +75,8 @@ def translator(trained: TrainedModel) -> EncoderDecoder:
 
 
 def _batches(sources: Sequence[Sequence[int]], numbers: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Numbers of sources, the longest first: as many as have `most` tokens if all were as long as the first."""
+    """Yield the numbers of sources, the longest first: as many as have `most` tokens if all were as long as the
+    first."""
     left = sorted(numbers, key=lambda number: -len(sources[number]))
     while left:
         size = max(1, most // len(sources[left[0]]))

@@ -16,23 +16,25 @@ CLASSES = ("1-10", "11-20", "21-30", "31-40", "41+")
 
 
 def check_installed() -> None:
-    """Raises UserError when sacrebleu is not installed, without importing it: before hours of training."""
+    """Raise UserError if sacrebleu is not installed. It is not imported, so this is cheap before a training."""
     if find_spec("sacrebleu") is None:
         raise UserError("BLEU needs sacrebleu, which is not installed; pip install 'multihop[translation]'")
 
 
 def statistics(translations: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """float64 (N, 10): tokens of translation and reference, matching n-grams of 1 to 4 tokens, and all of these."""
-    metric = _bleu(effective_order=True)  # of which the counts do not depend, and sacrebleu warns without it
-    found = [
+    """Return float64 (N, 10): tokens of translation and reference, matching n-grams of 1 to 4 tokens, and all of
+    these."""
+    metric = _bleu(effective_order=True)  # has no effect on the counts; sacrebleu warns without it
+    counts = [
         metric.sentence_score(translation, [reference])
         for translation, reference in zip(translations, references, strict=True)
     ]
-    return np.array([[each.sys_len, each.ref_len, *each.counts, *each.totals] for each in found], np.float64)
+    return np.array([[each.sys_len, each.ref_len, *each.counts, *each.totals] for each in counts], np.float64)
 
 
 def bleu_of_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Corpus BLEU, 0 to 100, of many (re)samples of sentences from sums of their `statistics`, (..., 10) -> (...).
+    """Return corpus BLEU, 0 to 100, of many (re)samples of sentences from sums of their `statistics`, (..., 10) ->
+    (...).
 
     With sacrebleu's exponential smoothing: the i-th order without a match counts as 1 / 2^i matches.
     """
@@ -48,30 +50,31 @@ def bleu_of_sums(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[float, dict[str, float], dict[str, str]]:
-    """BLEU; chrF and the ratio of lengths; and sacrebleu's signatures of both metrics, which tell their settings.
+    """Return BLEU; chrF and the ratio of lengths; and sacrebleu's signatures of both metrics, which list their
+    settings.
 
     Raises:
         UserError: sacrebleu is not installed.
     """
     bleu, chrf = _bleu(), _chrf()
-    found = bleu.corpus_score(list(translations), [list(references)])
+    result = bleu.corpus_score(list(translations), [list(references)])
     others = {
         "chrF": float(chrf.corpus_score(list(translations), [list(references)]).score),
-        "length ratio": float(found.ratio),
+        "length ratio": float(result.ratio),
     }
-    return float(found.score), others, {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}
+    return float(result.score), others, {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}
 
 
 def sentences_by_length(source_words: Sequence[int]) -> list[int]:
-    """The number of sentences in each of `CLASSES`."""
+    """Return the number of sentences in each of `CLASSES`."""
     return np.bincount(_classes(source_words), minlength=len(CLASSES)).tolist()
 
 
 def bleu_by_length(predictions: dict[str, Any]) -> list[float]:
-    """Corpus BLEU, 0 to 100, of the sentences of each of `CLASSES`; NaN for a class without sentences.
+    """Return corpus BLEU, 0 to 100, of the sentences of each of `CLASSES`; NaN for a class without sentences.
 
     Args:
-        predictions: of a trial, as `evaluate_translation` returns them.
+        predictions: predictions of a trial, as `evaluate_translation` returns them.
     """
     table = np.array(predictions["statistics"], np.float64)
     classes = _classes(predictions["source_words"])

@@ -26,7 +26,7 @@ _MEANS = ("SQuAD F1", "exact match")
 
 
 def score(task: Task, predicted: Predictions, targets: Predictions) -> tuple[float, dict[str, float]]:
-    """The task's metric, and by name its other metrics and further figures of the same predictions."""
+    """Return the task's metric, and by name its other metrics and further figures of the same predictions."""
     assert len(predicted) == len(targets) > 0
     others = {name: _score(name, task, predicted, targets) for name in task.other_metrics}
     if task.metric == "entity F1":
@@ -52,7 +52,7 @@ def _score(metric: str, task: Task, predicted: Predictions, targets: Predictions
         case "Matthews":
             from sklearn.metrics import matthews_corrcoef
 
-            if len(np.union1d(flat, wanted)) < 2:  # of which scikit-learn warns
+            if len(np.union1d(flat, wanted)) < 2:  # scikit-learn warns about it
                 return 0.0
             return float(matthews_corrcoef(wanted.astype(int), flat.astype(int)))
         case "Pearson":
@@ -65,12 +65,12 @@ def _score(metric: str, task: Task, predicted: Predictions, targets: Predictions
 
 
 def accuracy(predicted: Float, targets: Float) -> float:
-    """Fraction of the predictions (of examples, or of words) that are right."""
+    """Return the fraction of the predictions (of examples, or of words) that are right."""
     return float((predicted == targets).mean())
 
 
 def entity_scores(predicted: list[list[str]], targets: list[list[str]]) -> tuple[float, dict[str, float]]:
-    """Entity-level F1, precision and recall as CoNLL's `conlleval` defines them, computed by seqeval.
+    """Return entity-level F1, precision and recall as CoNLL's `conlleval` defines them, computed by seqeval.
 
     An entity is correct if its first word, last word and type all match. Undefined values are 0, as in `conlleval`:
     precision without predicted entities, recall without true ones.
@@ -84,7 +84,7 @@ def entity_scores(predicted: list[list[str]], targets: list[list[str]]) -> tuple
 
 
 def pearson(predicted: Float, targets: Float) -> float:
-    """Pearson's r; 0 if it is undefined because all predictions or all targets are equal."""
+    """Return Pearson's r; 0 if it is undefined because all predictions or all targets are equal."""
     from scipy.stats import pearsonr
 
     if len(predicted) < 2 or np.ptp(predicted) == 0 or np.ptp(targets) == 0:
@@ -93,14 +93,14 @@ def pearson(predicted: Float, targets: Float) -> float:
 
 
 def spearman(predicted: Float, targets: Float) -> float:
-    """Spearman's rho: Pearson's r of the ranks, where ties get their mean rank."""
+    """Return Spearman's rho: Pearson's r of the ranks, where ties get their mean rank."""
     from scipy.stats import rankdata
 
     return pearson(rankdata(predicted), rankdata(targets))
 
 
 def statistics(metric: str, task: Task, predicted: Predictions, targets: Predictions) -> Float:
-    """The summands of each example in the sums that determine a metric.
+    """Return the summands of each example in the sums that determine a metric.
 
     Returns:
         float64 (N, k). accuracy: right predictions, predictions. F1 and Matthews (class 1 of two is the positive one):
@@ -137,7 +137,7 @@ def statistics(metric: str, task: Task, predicted: Predictions, targets: Predict
 
 
 def from_sums(metric: str, sums: Float) -> Float:
-    """A metric of many (re)samples of examples from the sums of their `statistics`.
+    """Return a metric of many (re)samples of examples from the sums of their `statistics`.
 
     Args:
         sums: float64 (..., k).
@@ -172,13 +172,13 @@ def from_sums(metric: str, sums: Float) -> Float:
 
 
 def _ratio(numerator: Float, denominator: Float) -> Float:
-    """The quotient; 0 where the denominator is 0."""
+    """Return the quotient; 0 where the denominator is 0."""
     zero = np.zeros(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)))
     return np.divide(numerator, denominator, out=zero, where=np.asarray(denominator) != 0)
 
 
 def _moments(x: Float, y: Float) -> Float:
-    """Moments of standardised values: sums of squares of values far from 0 would lose the digits that vary."""
+    """Return moments of standardised values: sums of squares of values far from 0 would lose the digits that vary."""
     x, y = _standardised(x), _standardised(y)
     return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], -1)
 
@@ -194,7 +194,7 @@ def _entity_counts(predicted: list[list[str]], targets: list[list[str]]) -> Floa
     from seqeval.metrics.sequence_labeling import get_entities
 
     pairs = [(set(get_entities(line)), set(get_entities(gold))) for line, gold in zip(predicted, targets, strict=True)]
-    return np.array([[len(found & true), len(found), len(true)] for found, true in pairs], np.float64)
+    return np.array([[len(predicted & true), len(predicted), len(true)] for predicted, true in pairs], np.float64)
 
 
 def _names(task: Task, lines: Predictions) -> list[list[str]]:

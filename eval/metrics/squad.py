@@ -28,7 +28,8 @@ class Scores:
     """(N,): whether the question has an answer."""
 
     def means(self) -> dict[str, float]:
-        """The mean of each metric from 0 to 1; if some questions have no answer, also of those with and without."""
+        """Return the mean of each metric from 0 to 1; if some questions have no answer, also of those with and
+        without."""
         named = {"SQuAD F1": self.f1, "exact match": self.exact_match}
         means = {name: float(values.mean()) for name, values in named.items()}
         if not self.has_answer.all():
@@ -39,38 +40,38 @@ class Scores:
 
 
 def score_texts(name: Name, examples: Sequence[Example], predicted: Sequence[str]) -> Scores:
-    """The scores of predicted texts, empty for no answer: of each the largest over the accepted answers.
+    """Return the scores of predicted texts, empty for no answer: of each the largest over the accepted answers.
 
     The two versions differ on answers of which nothing is left once they are normalised: 2.0 does not accept them, 1.1
     does, with an F1 of 0.
     """
     exact_match, f1 = np.zeros(len(examples)), np.zeros(len(examples))
     for index, (example, text) in enumerate(zip(examples, predicted, strict=True)):
-        given = normalise(text)
+        prediction = normalise(text)
         accepted = [normalise(answer) for answer in accepted_texts(example)]
         if name == "squad2":
             accepted = [answer for answer in accepted if answer] or [""]
-        exact_match[index] = given in accepted
-        f1[index] = max(_f1(given, answer, 1.0 if name == "squad2" else 0.0) for answer in accepted)
+        exact_match[index] = prediction in accepted
+        f1[index] = max(_f1(prediction, answer, 1.0 if name == "squad2" else 0.0) for answer in accepted)
     return Scores(exact_match, f1, np.array([bool(example.targets) for example in examples]))
 
 
 def accepted_texts(example: Example) -> list[str]:
-    """The accepted answers; none if the question has no answer."""
+    """Return the accepted answers; none if the question has no answer."""
     spans = zip(example.targets[::2], example.targets[1::2], strict=True)
     return [example.texts[1][int(start) : int(end)] for start, end in spans]
 
 
 def normalise(text: str) -> str:
-    """The text in lowercase, without ASCII punctuation and articles, its words separated by one space."""
+    """Return the text in lowercase, without ASCII punctuation and articles, its words separated by one space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _f1(given: str, answer: str, both_empty: float) -> float:
-    """F1 of the bags of words of normalised texts."""
-    if not given and not answer:
+def _f1(prediction: str, answer: str, both_empty: float) -> float:
+    """Return F1 of the bags of words of normalised texts."""
+    if not prediction and not answer:
         return both_empty
-    words, wanted = given.split(), answer.split()
+    words, wanted = prediction.split(), answer.split()
     common = (Counter(words) & Counter(wanted)).total()
     # 2PR / (P + R) with P = common / words and R = common / wanted.
     return 2 * common / (len(words) + len(wanted))

@@ -1,1 +1,1 @@
-"""The model that is judged: which one it is, and its weights."""
+"""The model under test: its description, and its weights."""

@@ -1,4 +1,4 @@
-"""A model with the weights that are judged: those of a checkpoint, verified, or random ones."""
+"""Loads the model under test, with the verified weights of a checkpoint, or random ones."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -23,12 +23,12 @@ def load_model(
     step: int | None,
     seed: int,
 ) -> Model:
-    """A model on the CPU.
+    """Load a model on the CPU.
 
     Args:
         vocab_size, source_vocab_size: as `build_model`.
         checkpoint: location and content hash of the weights; None: random weights.
-        step: of the checkpoint; None: the location is a Hugging Face model.
+        step: step of the checkpoint; None: the location is a Hugging Face model.
         seed: keys random weights, and those of a head that a Hugging Face model lacks.
 
     Raises:
@@ -52,13 +52,13 @@ def load_model(
 
 
 def device() -> torch.device:
-    """The GPU where torch sees one, else the CPU."""
+    """Return the GPU where torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @lru_cache(maxsize=1)
 def _verify(checkpoint: str, sha256: str) -> CheckpointManifest:
-    """The checkpoint's manifest, after verifying its files once per process for all its trials.
+    """Return the checkpoint's manifest, after verifying its files once per process for all its trials.
 
     Raises:
         UserError: a file is missing or damaged, or it is not the checkpoint that the trial was planned with.
@@ -71,7 +71,7 @@ def _verify(checkpoint: str, sha256: str) -> CheckpointManifest:
 
 @lru_cache(maxsize=1)
 def _huggingface_weights(folder: str, sha256: str) -> dict[str, torch.Tensor]:
-    """The weights by our names, hashed and mapped once per process for all its trials.
+    """Return the weights by our names, hashed and mapped once per process for all its trials.
 
     Raises:
         UserError: the files are not those that the trial was planned with.

@@ -27,7 +27,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """The model that is judged, in plain values: trials start from its weights."""
+    """The model that is evaluated, in plain values: trials start from its weights."""
 
     model: ModelConfig
     vocab_size: int
@@ -50,7 +50,7 @@ class ModelUnderTest:
 def of_run(
     model: ModelConfig, checkpoint_dir: str, sha256: str, step: int, data_path: Path, data: Manifest
 ) -> ModelUnderTest:
-    """A checkpoint of a run on its data set."""
+    """Describe a checkpoint of a run and its data set."""
     return ModelUnderTest(
         model=model,
         vocab_size=data.output_tokenizer.vocab_size,
@@ -68,10 +68,11 @@ def of_run(
 
 
 def of_huggingface(folder: Path) -> ModelUnderTest:
-    """The model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed, not loaded.
+    """Describe the model in a directory with config.json, model.safetensors and a tokenizer. The weights are hashed,
+    not loaded.
 
     Raises:
-        UserError: it is not such a directory, or is a model or a tokenizer that differs from ours.
+        UserError: it is not such a directory, or its model or tokenizer is of an unsupported kind.
     """
     from multihop.pretrain.checkpoint.huggingface_config import read_model_config
     from multihop.pretrain.checkpoint.huggingface_import import content_hash
@@ -109,7 +110,7 @@ def of_huggingface(folder: Path) -> ModelUnderTest:
 
 
 def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> ModelUnderTest:
-    """The same model with the initial weights of its training.
+    """Return the same model with the initial weights of its training.
 
     Args:
         init_from: the recipe's `model.init_from`.
@@ -124,22 +125,22 @@ def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> 
     if sha256 is None:
         raise UserError(f"the run was not initialized from model.init_from={init_from}; set its original value")
     folder = Path(init_from)
-    found: tuple[str, int | None] | None = None
+    location: tuple[str, int | None] | None = None
     if not is_huggingface(folder):
-        found = find_checkpoint_by_hash(init_from, sha256)
+        location = find_checkpoint_by_hash(init_from, sha256)
     elif content_hash(folder) == sha256:
-        found = (str(folder), None)
-    if found is None:
+        location = (str(folder), None)
+    if location is None:
         raise UserError(
             f"model.init_from={init_from} no longer holds the run's initial weights (content hash "
             f"{sha256[:12]}…); restore them"
         )
-    return replace(evaluated, checkpoint_dir=found[0], checkpoint_sha256=sha256, checkpoint_step=found[1])
+    return replace(evaluated, checkpoint_dir=location[0], checkpoint_sha256=sha256, checkpoint_step=location[1])
 
 
 @lru_cache(maxsize=2)
 def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, TokenizerInfo]":
-    """A tokenizer and what training needs to know of it; opened once in a process.
+    """Open a tokenizer, once in a process, and describe it as training needs it.
 
     Args:
         pairs: whether it is of an encoder-decoder (translation) model.
@@ -155,7 +156,8 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
 
 
 def _lowercases(tokenizer: Path) -> bool:
-    """Whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says no."""
+    """Return whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says
+    no."""
     from multihop.common.files import read_json_object
 
     config = tokenizer.with_name("tokenizer_config.json")

@@ -1,1 +1,1 @@
-"""Statistics of trials: which settings are judged, and which differences are significant."""
+"""Statistics of trials: the choice of hyperparameters, and the significance of differences."""

@@ -1,4 +1,4 @@
-"""The hyperparameters that each start of a task is judged at."""
+"""Chooses the hyperparameters at which each initialization is judged on a task."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ from multihop.common.files import canonical_json
 from multihop.common.json_lines import Row
 
 
-class Start(NamedTuple):
-    """The weights that trials of a task start from."""
+class TrialGroup(NamedTuple):
+    """The trials of one task that start from the same weights, with all hyperparameters and seeds."""
 
     task: str
     init: str
@@ -20,7 +20,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """The trials of one start with one set of hyperparameters: one line of the grid."""
+    """The trials of one group with one set of hyperparameters: one line of the grid."""
 
     hyperparameters: dict[str, Any]
     rows: tuple[Row, ...]
@@ -41,36 +41,32 @@ class Setting:
 
 @dataclass(frozen=True)
 class Choice:
-    """The hyperparameters that a start is judged at, and all that were tried."""
+    """The hyperparameters at which a group is judged, and all that were tried."""
 
     chosen: Setting
     grid: tuple[Setting, ...]
 
 
-def _start_of(row: Row) -> Start:
-    return Start(row["task"], row["init"], row.get("checkpoint_step"))
+def choose(rows: Sequence[Row]) -> dict[TrialGroup, Choice]:
+    """Choose the hyperparameters of each group: those with the best median development score over the seeds.
 
-
-def choose(rows: Sequence[Row]) -> dict[Start, Choice]:
-    """The hyperparameters of each start of each task that have the best median development score over the seeds.
-
-    Test scores have no say, and random weights choose for themselves, so that no start is judged at settings that suit
+    Test scores are not used, and each initialization gets its own choice, so that none is judged at settings that suit
     another. Settings with which fewer seeds succeeded lose, whatever their score: a median of the survivors would
     reward a rate that diverges. Of equal ones the first wins.
 
     Args:
-        rows: one a trial, in the recipe's order (`multihop.eval.trials.evaluation_plan.read_results`).
+        rows: one row for each trial, in the recipe's order (`multihop.eval.trials.evaluation_plan.read_results`).
     """
-    starts: dict[Start, dict[bytes, list[Row]]] = {}
+    groups: dict[TrialGroup, dict[bytes, list[Row]]] = {}
     for row in rows:
-        settings = starts.setdefault(_start_of(row), {})
+        settings = groups.setdefault(TrialGroup(row["task"], row["init"], row.get("checkpoint_step")), {})
         settings.setdefault(canonical_json(row.get("hyperparameters") or {}), []).append(row)
-    found = {}
-    for start, settings in starts.items():
-        grid = tuple(_setting(group) for group in settings.values())
+    choices = {}
+    for group, settings in groups.items():
+        grid = tuple(_setting(trials) for trials in settings.values())
         sign = 1 if next(iter(settings.values()))[0]["higher_is_better"] else -1
-        found[start] = Choice(max(grid, key=lambda setting: _rank(setting, sign)), grid)
-    return found
+        choices[group] = Choice(max(grid, key=lambda setting: _rank(setting, sign)), grid)
+    return choices
 
 
 def _rank(setting: Setting, sign: int) -> tuple[int, float]:
@@ -83,17 +79,18 @@ def _setting(rows: list[Row]) -> Setting:
 
 
 def median_scores(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
-    """(name, step of the checkpoint, median over the seeds at the chosen settings) of each task's test scores.
+    """Yield (name, step of the checkpoint, median over the seeds at the chosen settings) of each group's test scores.
 
-    The name is "TASK METRIC" for the run's checkpoints. Other starts have their own names, so that their scores do not
+    The name is "TASK METRIC" for the run's checkpoints. Other weights have their own names, so that their scores do not
     appear in the history of the checkpoints: "TASK METRIC random", "TASK METRIC parent" and, for a Hugging Face
     model, "TASK METRIC eval.checkpoint". Their step is 0.
     """
-    for start, choice in choose(rows).items():
+    for group, choice in choose(rows).items():
         if choice.chosen.rows:
-            name = f"{start.task} {choice.chosen.rows[0]['metric']}"
-            own = start.init == "pretrained"
-            if own and start.checkpoint_step is not None:
-                yield name, start.checkpoint_step, statistics.median(choice.chosen.values)
+            name = f"{group.task} {choice.chosen.rows[0]['metric']}"
+            pretrained = group.init == "pretrained"
+            if pretrained and group.checkpoint_step is not None:
+                yield name, group.checkpoint_step, statistics.median(choice.chosen.values)
             else:
-                yield f"{name} {'eval.checkpoint' if own else start.init}", 0, statistics.median(choice.chosen.values)
+                name = f"{name} {'eval.checkpoint' if pretrained else group.init}"
+                yield name, 0, statistics.median(choice.chosen.values)

@@ -33,7 +33,7 @@ Float = NDArray[np.float64]
 
 SIGNIFICANT = 0.05
 FEWEST_EXAMPLES = 10
-"""With fewer examples there is no verdict: their variance is too uncertain."""
+"""Fewest test examples for a verdict: the variance over fewer is too uncertain."""
 RESAMPLES = 10_000
 _CELLS_AT_ONCE = 2**22
 _POINTS = 1001
@@ -54,15 +54,15 @@ class Difference:
     high: float
     """The 95 % interval; infinite if no difference would be significant."""
     p: float
-    """Two-sided, of no difference."""
+    """Two-sided p-value of the hypothesis that there is no difference."""
     examples: int | None
-    """The number of examples that were resampled; None: the interval is of the seeds alone, on these test examples."""
+    """Number of examples that were resampled; None: the interval is of the seeds alone, on these test examples."""
     seeds: tuple[int, int]
-    """The numbers of seeds of the first and of the second; where one is 1, the interval is of the examples alone."""
+    """Numbers of seeds of the first and the second set; if one is 1, the interval is of the examples alone."""
 
 
 def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """The difference by the scores alone (Welch 1947); None where a side has fewer than two seeds."""
+    """Compute the difference from the scores alone (Welch 1947); None if a side has fewer than two seeds."""
     if min(len(first), len(second)) < 2:
         return None
     scale, sides = _scaled(np.array(first, np.float64), np.array(second, np.float64))
@@ -74,12 +74,12 @@ def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Diff
 
 
 def difference_of_examples(metric: str, first: Float, second: Float, key: str) -> Difference:
-    """The difference by resampling the examples of both sides together, and by the spread over the seeds.
+    """Compute the difference by resampling the examples of both sides together, and from the spread over the seeds.
 
     Args:
-        metric: of `multihop.eval.metrics.score`.
+        metric: a metric of `multihop.eval.metrics.score`.
         first, second: float64 (seeds, N, k), `multihop.eval.metrics.score.statistics` of the same N examples.
-        key: names the draws: equal keys draw equally.
+        key: seeds the draws: equal keys give equal draws.
     """
     stacked = np.concatenate([first, second])
     trials, examples, k = stacked.shape
@@ -105,17 +105,17 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
 
 
 def _scaled(first: Float, second: Float) -> tuple[float, tuple[Float, Float]]:
-    """The largest of all scores, and the scores in units of it: squares of a diverged model's perplexities would be
-    beyond the largest number."""
+    """Return the largest of all scores, and the scores in units of it: squares of a diverged model's perplexities would
+    be beyond the largest number."""
     scale = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
     return scale, (first / scale, second / scale)
 
 
 def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
-    """The standard errors of the difference due to the choice of the examples.
+    """Return the standard errors of the difference due to the choice of the examples.
 
     Args:
-        covariance: (trials, trials), of the scores, the first side's before the second's.
+        covariance: (trials, trials), covariance of the scores, the first side's before the second's.
         firsts: number of trials of the first side.
 
     Returns:
@@ -129,13 +129,13 @@ def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
 
 
 def _off_diagonal_mean(block: Float) -> float:
-    """The mean covariance of two different seeds; of a single seed, its variance."""
+    """Return the mean covariance of two different seeds; of a single seed, its variance."""
     n = len(block)
     return float((block.sum() - np.trace(block)) / (n * (n - 1))) if n > 1 else float(block[0, 0])
 
 
 def _of_seeds(sides: tuple[Float, Float]) -> tuple[float, float]:
-    """The standard error of the difference due to the seeds, and its degrees of freedom (Welch 1947)."""
+    """Return the standard error of the difference due to the seeds, and its degrees of freedom (Welch 1947)."""
     parts = [(_variance(side) / len(side), len(side) - 1) for side in sides if len(side) > 1]
     variance, spread = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
     return math.sqrt(variance), variance**2 / spread if spread else math.inf
@@ -146,14 +146,15 @@ def _variance(scores: Float) -> float:
 
 
 def _tail(error: float, freedom: float) -> Callable[[float], float]:
-    """The two-sided p-value of a difference by its size: of Student's t, scaled by a standard error."""
+    """Return a function from the size of a difference to its two-sided p-value: Student's t, scaled by a standard
+    error."""
     from scipy.special import stdtr
 
     return lambda size: 2 * float(stdtr(freedom, -size / error)) if error else float(not size)
 
 
 def _tail_of_sum(one: tuple[float, float], other: tuple[float, float]) -> Callable[[float], float]:
-    """The p-value as in `_tail`, for the sum of two independent variables: (standard error, degrees of freedom)."""
+    """Return a function as `_tail`, for the sum of two independent variables (standard error, degrees of freedom)."""
     from scipy.special import expit, stdtr, stdtrit
 
     if not one[0] or not other[0]:
@@ -172,7 +173,7 @@ def _judged(
 
     Args:
         sides: the scores in units of `scale`.
-        p_value: the p-value of a difference by its size in these units, decreasing.
+        p_value: maps the size of a difference in these units to its p-value; decreasing.
     """
     from scipy.optimize import brentq
 
@@ -190,7 +191,8 @@ def _judged(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values of several tests, adjusted so that any wrong rejection has the chance that one has (Holm 1979)."""
+    """Adjust the p-values of several tests, so that the probability of any wrong rejection is that of one (Holm
+    1979)."""
     by_p = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, most = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(by_p):

@@ -1,4 +1,4 @@
-"""The predictions of a trial, eval/predictions/KEY.json beside eval/results.jsonl."""
+"""Reads the predictions of a trial, eval/predictions/KEY.json beside eval/results.jsonl."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _MOST_BYTES = 256 * 2**20
 
 
 def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
-    """The file of a row's trial, with `statistics`, `targets`, `predicted` and `errors`; None if there is none.
+    """Read the file of a row's trial, with `statistics`, `targets`, `predicted` and `errors`; None if there is none.
 
     Raises:
         UserError: the file is damaged.
@@ -36,7 +36,7 @@ def read_predictions(run_dir: Path, row: Row) -> dict[str, Any] | None:
 
 
 def read_statistics(*sides: Sequence[RunRow]) -> list[NDArray[np.float64]] | None:
-    """The statistics per example of the trials of several sides, whose examples can be resampled together.
+    """Read the statistics per example of the trials of several sides, whose examples can be resampled together.
 
     Args:
         sides: trials of one task.

@@ -1,4 +1,4 @@
-"""Whether training helped on each task: the trials from both starts, their difference, and the verdict."""
+"""The verdict on each task, whether training helped: the trials with and without it, and their difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from multihop.eval.tasks.task import UNTRAINED
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The trials of one task."""
+    """The trials of one task, by their initial weights."""
 
     task: str
     kind: str
@@ -43,7 +43,7 @@ class TaskResult:
 
     @property
     def first(self) -> Row:
-        """A row to read what all trials of the task share from."""
+        """The first row, for fields that are equal in all rows of the task."""
         return self.rows[0]
 
     @property
@@ -61,17 +61,17 @@ class TaskResult:
         return next((row["other_metrics"].get("unigram perplexity") for row in tried), None)
 
     def values(self, init: str) -> list[float]:
-        """The test scores at the chosen hyperparameters."""
+        """Return the test scores at the chosen hyperparameters."""
         choice = {"pretrained": self.pretrained, "parent": self.parent, "random": self.random}[init]
         return choice.chosen.values if choice else []
 
 
 def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()) -> list[TaskResult]:
-    """One result for each task that has rows, in the rows' order.
+    """Return one result for each task that has rows, in the rows' order.
 
     Args:
-        rows, earlier: from `multihop.eval.trials.evaluation_plan.read_results`.
-        run_dir: where eval/predictions is.
+        rows, earlier: rows from `multihop.eval.trials.evaluation_plan.read_results`.
+        run_dir: directory of the run, with eval/predictions.
 
     Raises:
         UserError: a file of predictions is damaged.
@@ -112,14 +112,14 @@ def _task_result(task: str, rows: list[Row], earlier: list[Row], run_dir: Path) 
 
 
 def trials_of(run_dir: Path, choice: Choice | None) -> list[RunRow]:
-    """The trials that were chosen in a run; none if there is no choice."""
+    """Return the trials that were chosen in a run; none if there is no choice."""
     return [(run_dir, row) for row in choice.chosen.rows] if choice else []
 
 
 def difference(metric: str, first: Sequence[RunRow], second: Sequence[RunRow]) -> Difference | None:
-    """The second trials less the first ones; None where they cannot be judged.
+    """Compare the second trials with the first ones; None if they cannot be compared.
 
-    By the examples where each trial has a file of predictions, else by the seeds alone.
+    Examples and seeds are compared if each trial has a file of predictions, else the seeds alone.
 
     Raises:
         UserError: a file of predictions is damaged.
@@ -136,7 +136,7 @@ def difference(metric: str, first: Sequence[RunRow], second: Sequence[RunRow]) -
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether pretraining, or of a model that translates its training, helped on a task."""
+    """Says whether training helped on a task: the pretraining, or the training of a translation model."""
 
     outcome: str
     """"helped", "did not help" or "inconclusive"."""
@@ -144,17 +144,17 @@ class Verdict:
 
 
 def training_of(translates: bool) -> str:
-    """The word for the training of a model: one that translates is used as it is trained."""
+    """Return "pretraining", or "training" for a translation model, which is not fine-tuned afterwards."""
     return "training" if translates else "pretraining"
 
 
 def against_parent(results: Sequence[TaskResult]) -> list[TaskResult]:
-    """The same results with the parent instead of random weights, to judge what this run's training added."""
+    """Return the same results with the parent instead of random weights, to judge what this run's training added."""
     return [replace(result, random=result.parent, difference=result.parent_difference) for result in results]
 
 
 def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Verdict]:
-    """Whether the trials differ by more than chance at 5 %, corrected by Holm for the number of tasks.
+    """Judge whether the trials differ by more than chance at 5 %, with Holm's correction for the number of tasks.
 
     Args:
         continued: whether the results are from `against_parent`.
@@ -169,49 +169,48 @@ def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Ver
     ]
 
 
-def missing_for_verdict(kind: str, found: Difference | None) -> str:
-    """The requirement that a verdict lacks; empty if none.
+def missing_for_verdict(kind: str, difference: Difference | None) -> str:
+    """Return the requirement that a verdict lacks; empty if none.
 
     A single fine-tuning seed does not show the variance over seeds; tasks without training have no seeds.
     """
-    if kind in UNTRAINED and found is None:
+    if kind in UNTRAINED and difference is None:
         return "files of predictions"
-    if kind not in UNTRAINED and (found is None or min(found.seeds) < 2):
+    if kind not in UNTRAINED and (difference is None or min(difference.seeds) < 2):
         return "at least two seeds on each side"
-    assert found is not None
-    if found.examples is not None and found.examples < FEWEST_EXAMPLES:
-        return f"at least {FEWEST_EXAMPLES} test examples instead of {found.examples}"
+    assert difference is not None
+    if difference.examples is not None and difference.examples < FEWEST_EXAMPLES:
+        return f"at least {FEWEST_EXAMPLES} test examples instead of {difference.examples}"
     return ""
 
 
 def _verdict(result: TaskResult, p: float | None, training: str) -> Verdict:
-    ours, theirs, found = result.values("pretrained"), result.values("random"), result.difference
+    ours, theirs, delta = result.values("pretrained"), result.values("random"), result.difference
     if not ours or not theirs:
         missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
         return Verdict("inconclusive", f"There is no result {missing} {training} to judge by.")
     values = f"{result.metric} {show(median(ours))} with {training}, {show(median(theirs))} without"
     if result.unigram is not None:
         return _beside_unigram(result, values)
-    if p is None or found is None:
-        needed = missing_for_verdict(result.kind, found)
+    if p is None or delta is None:
+        needed = missing_for_verdict(result.kind, delta)
         return Verdict("inconclusive", f"Values: {values}; {needed} are needed for a verdict.")
     if p > SIGNIFICANT:
         return Verdict(
             "inconclusive",
-            f"Medians: {values}; they cannot be told apart (difference {amount(found, result.metric)}), "
-            f"{basis(found)}.",
+            f"Medians: {values}; the difference is not significant ({amount(delta, result.metric)}), {basis(delta)}.",
         )
-    sign = 1 if found.estimate > 0 else -1
+    sign = 1 if delta.estimate > 0 else -1
     better = (sign > 0) == result.higher_is_better
     return Verdict(
         "helped" if better else "did not help",
         f"Medians: {values}; {'better' if better else 'worse'} with {training} by "
-        f"{amount(found, result.metric, sign)}, {basis(found)}.",
+        f"{amount(delta, result.metric, sign)}, {basis(delta)}.",
     )
 
 
 def _beside_unigram(result: TaskResult, values: str) -> Verdict:
-    """Compare with a unigram model too: beating random weights proves little."""
+    """Compare with a unigram model too, because beating random weights proves little."""
     unigram = result.unigram
     assert unigram is not None
     values += f", {show(unigram)} for a unigram model"

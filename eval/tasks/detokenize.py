@@ -58,7 +58,7 @@ _COMPILED = {
 
 
 def detokenize(line: str, style: Style) -> str:
-    """One line of an official file as natural text, without spaces around it."""
+    """Return one line of an official file as natural text, without spaces around it."""
     for pattern, replacement in _COMPILED[style]:
         line = pattern.sub(replacement, line)
     return line.strip()

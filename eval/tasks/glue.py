@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import (
+from multihop.eval.tasks.task import Example, Task, unit_hash
+from multihop.eval.tasks.text_files import (
     Rows,
     class_index,
     columns_of,
@@ -18,7 +19,6 @@ from multihop.eval.tasks.table_files import (
     text_lines,
     tsv_rows,
 )
-from multihop.eval.tasks.task import Example, Task, unit_hash
 
 _TRAIN, _DEV = "train.tsv", "dev.tsv"
 _MSR_TRAIN, _MSR_TEST = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
@@ -102,7 +102,8 @@ class _Sets(NamedTuple):
 
 
 def find(name: str, data_dir: str | None) -> Path:
-    """The directory of a task's files: glue/CoLA, SST-2, MRPC, QQP, STS-B, MNLI, QNLI, RTE or WNLI in `data_dir`.
+    """Return the directory of a task's files: glue/CoLA, SST-2, MRPC, QQP, STS-B, MNLI, QNLI, RTE or WNLI in
+    `data_dir`.
 
     Raises:
         UserError: the directory, or a file with the training or development set, is missing.
@@ -122,7 +123,7 @@ def find(name: str, data_dir: str | None) -> Path:
 
 
 def read(name: str, data_dir: str | None) -> Task:
-    """A task with its official training and development sets, and its test sets if their files exist.
+    """Read a task with its official training and development sets, and its test sets if their files exist.
 
     The training and development sets of CoLA, SST-2 and MRPC have no ids.
 
@@ -169,7 +170,7 @@ def _read_tsv(folder: Path, official: Official) -> _Sets:
 
 
 def _read_msr(folder: Path, official: Official) -> _Sets:
-    """The files of the Microsoft Research Paraphrase Corpus, of which GLUE makes its own.
+    """Return the files of the Microsoft Research Paraphrase Corpus, of which GLUE makes its own.
 
     GLUE's development set is a part of the training file, listed in a file of its own by the pairs of sentence ids.
     """
@@ -200,7 +201,7 @@ def _read_msr(folder: Path, official: Official) -> _Sets:
 
 
 def _labelled(path: Path, official: Official, notes: list[str]) -> list[Example]:
-    """A labelled set; appends what was skipped to `notes`."""
+    """Return a labelled set; appends what was skipped to `notes`."""
     too_few: list[int] | None = [] if official.folder == "QQP" else None
     ids = [official.id] if official.id else []
     rows = (
@@ -223,7 +224,7 @@ def _unlabelled(path: Path, official: Official) -> list[Example]:
 
 
 def _cola_rows(path: Path) -> Rows:
-    """Label and sentence: CoLA's labelled files have no header."""
+    """Yield label and sentence; CoLA's labelled files have no header."""
     for line, row in tsv_rows(path):
         if len(row) != 4 or row[1] not in _BINARY:
             raise UserError(

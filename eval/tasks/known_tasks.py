@@ -33,7 +33,7 @@ class _Read(Protocol):
 
 
 def _read_heldout(data_dir: str | None) -> Task:
-    """The task on the run's held-out documents, which are in the data of a trial."""
+    """Return the task on the run's held-out documents, which are in the data of a trial."""
     return Task(
         name=HELDOUT,
         kind="zero-shot",
@@ -89,7 +89,7 @@ class TaskSource:
 
 
 def open_tasks(config: EvalConfig) -> list[TaskSource]:
-    """The tasks of a recipe, in its order.
+    """Return the tasks of a recipe, in its order.
 
     Raises:
         UserError: as `open_task`.
@@ -98,7 +98,7 @@ def open_tasks(config: EvalConfig) -> list[TaskSource]:
 
 
 def open_task(name: str, data_dir: str | None) -> TaskSource:
-    """A task by name, or by the path of the YAML file that describes it.
+    """Return a task by name, or by the path of the YAML file that describes it.
 
     Raises:
         UserError: the task is unknown, its YAML file is not valid, or its files are missing.
@@ -129,7 +129,7 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
 
 
 def load_task(name: str, data_dir: str | None) -> Task:
-    """A task with its examples, as a worker reads it.
+    """Return a task with its examples, as a worker reads it.
 
     Raises:
         UserError: as `open_task`; or its files are not in their official format.
@@ -138,10 +138,10 @@ def load_task(name: str, data_dir: str | None) -> Task:
 
 
 def task_name(reference: str) -> str:
-    """The name of a task in rows: of a YAML file, its name without the extension."""
+    """Return the name of a task in rows: of a YAML file, its name without the extension."""
     return Path(reference).stem if has_task_file(reference) else reference
 
 
 def has_task_file(name: str) -> bool:
-    """Whether a task is described by a YAML file."""
+    """Return whether a task is described by a YAML file."""
     return Path(name).suffix in (".yaml", ".yml")

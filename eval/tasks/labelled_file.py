@@ -26,7 +26,8 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_user_text
 from multihop.eval.tasks.columns import Scheme, Sentence, read_columns, tagged_examples
 from multihop.eval.tasks.pair_files import PairFiles, read_pairs
-from multihop.eval.tasks.table_files import (
+from multihop.eval.tasks.task import Example, Task, split_of
+from multihop.eval.tasks.text_files import (
     Rows,
     class_index,
     columns_of,
@@ -36,11 +37,10 @@ from multihop.eval.tasks.table_files import (
     text_lines,
     tsv_rows,
 )
-from multihop.eval.tasks.task import Example, Task, split_of
 
 _Format = Literal["csv", "tsv", "jsonl", "conll"]
 # YAML reads 0 as a number.
-_Label = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
+_Label = Annotated[str, BeforeValidator(lambda label: str(label) if type(label) is int else label)]
 
 _FORMATS: dict[str, _Format] = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".conll": "conll", ".conllu": "conll", ".txt": "conll",
@@ -84,19 +84,25 @@ class _LabelledFiles(Section):
         wanted = {"tagging": ["words", "labels"], "choice": ["text", "choices", "label"]}.get(
             self.kind, ["text", "label"]
         )
-        given = sorted(self.fields.model_fields_set - {"scheme"})
-        if given != sorted(wanted) or None in (getattr(self.fields, name) for name in wanted):
-            raise UserError(f"fields of {self.kind} are {', '.join(wanted)}, got {', '.join(given) or 'none'}")
+        fields = sorted(self.fields.model_fields_set - {"scheme"})
+        if fields != sorted(wanted) or None in (getattr(self.fields, name) for name in wanted):
+            raise UserError(
+                f"fields of kind {self.kind} must be {', '.join(wanted)}, got {', '.join(fields) or 'none'}"
+            )
         if self.fields.words is not None and self.fields.words == self.fields.labels:
-            raise UserError("fields.words and fields.labels are the same column")
+            raise UserError("fields.words and fields.labels are the same column; give two different ones")
         if self.kind == "choice" and isinstance(self.fields.text, list):
-            raise UserError("fields.text of choice is one name: the context before each continuation")
+            raise UserError("fields.text of kind choice must be one name: the context before each continuation")
         if self.labels and (self.kind == "regression" or len(set(self.labels)) != len(self.labels)):
-            raise UserError("labels are different names of classes, and regression has none")
+            raise UserError(
+                "labels must be different names of classes, and regression has none; correct or remove labels"
+            )
         if self.kind == "choice" and self.labels and len(self.labels) != len(self.fields.choices or []):
-            raise UserError("labels of choice are as many as fields.choices")
+            raise UserError("labels and fields.choices of kind choice must have the same length")
         if self.chosen_metric() not in self._metrics():
-            raise UserError(f"metric={self.metric!r} does not suit; choose from {', '.join(self._metrics())}")
+            raise UserError(
+                f"metric={self.metric!r} is not for kind {self.kind}; choose from {', '.join(self._metrics())}"
+            )
         return self
 
     def chosen_metric(self) -> str:
@@ -124,7 +130,7 @@ class _TextFile(Section):
     def _check(self) -> Self:
         if (Path(self.test).suffix == ".jsonl") != (self.fields is not None):
             raise UserError(
-                "a .jsonl file needs fields, for instance {text: body}, and a file of another extension is one plain "
+                "a .jsonl file needs fields, for instance {text: body}; a file of another extension is one plain "
                 "text without fields"
             )
         return self
@@ -136,7 +142,7 @@ _TASK_FILE: TypeAdapter[TaskFile] = TypeAdapter(Annotated[TaskFile, Field(discri
 
 
 def parse_task_file(path: Path) -> TaskFile:
-    """The content of a task's YAML file. The files that it names exist, and are not read.
+    """Return the content of a task's YAML file. The files that it names exist, and are not read.
 
     Raises:
         UserError: it is missing or not valid, or one of its files is missing.
@@ -156,14 +162,14 @@ def parse_task_file(path: Path) -> TaskFile:
 
 
 def read_task(path: Path, content: TaskFile) -> Task:
-    """The task that a YAML file describes, with its examples.
+    """Return the task that a YAML file describes, with its examples.
 
     Where it names no development set, one is chosen by a hash of the text: a tenth of the training file, and two tenths
     as test set if that is not named either.
 
     Args:
-        path: of the YAML file.
-        content: from `parse_task_file`.
+        path: path of the YAML file.
+        content: what `parse_task_file` returned.
 
     Raises:
         UserError: a file is missing, empty, not UTF-8 or not in its format, has a blank document, or has a label that
@@ -192,7 +198,7 @@ def read_task(path: Path, content: TaskFile) -> Task:
     of_two = content.metric in ("F1", "Matthews")
     if content.kind == "classification" and (len(labels) < 2 or (of_two and len(labels) != 2)):
         raise UserError(
-            f"{path}: expected {'two' if of_two else 'at least two'} labels, and the labels are "
+            f"{path}: expected {'two' if of_two else 'at least two'} labels, got "
             f"{', '.join(labels)[:200]}; correct fields.label, labels or metric"
         )
     dev, test = (
@@ -246,24 +252,24 @@ def _mistake(error: ErrorDetails) -> str:
 
 
 def _documents(path: Path, content: _TextFile) -> tuple[Example, ...]:
-    r"""The documents of a text file, with line ends as \n, or of the lines of a .jsonl file."""
+    r"""Return the documents of a text file, with line ends as \n, or of the lines of a .jsonl file."""
     if content.fields is None:
         text = "\n".join(line for _, line in text_lines(path))
         if not text.strip():
             raise UserError(f"{path} has no text; write some")
         return (Example((text,)),)
-    found = []
+    documents = []
     for number, (text,) in json_rows(path, [content.fields.text]):
         if not text.strip():
-            raise UserError(f"{path}, line {number}: {content.fields.text} has no text; leave the line out")
-        found.append(Example((text,)))
-    if not found:
+            raise UserError(f"{path}, line {number}: {content.fields.text} has no text; remove the line")
+        documents.append(Example((text,)))
+    if not documents:
         raise UserError(f"{path} has no documents; write one a line")
-    return tuple(found)
+    return tuple(documents)
 
 
 def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, ...], tuple[str, ...]]:
-    """The examples, and the labels."""
+    """Return the examples, and the labels."""
     if content.kind == "regression":
         return _read_part(path, content, ()), ()
     if content.labels:
@@ -273,12 +279,12 @@ def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, 
         return _read_part(path, content, labels), labels
     if content.kind == "tagging":
         sentences = _sentences(path, content, None)
-        found = {label for _, line, _ in sentences for label in line}
+        used = {label for _, line, _ in sentences for label in line}
         if content.fields.scheme != "none":
-            types = sorted({label[2:] for label in found if label != "O"})
+            types = sorted({label[2:] for label in used if label != "O"})
             labels = ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
         else:
-            labels = tuple(sorted(found))
+            labels = tuple(sorted(used))
         return tagged_examples(sentences, labels), labels
     rows = list(_rows(path, content))
     labels = tuple(sorted({row[-1] for _, row in rows}))
@@ -313,7 +319,7 @@ def _examples(
 
 
 def _rows(path: Path, content: _LabelledFiles) -> Rows:
-    """Each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
+    """Return each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
     texts = [content.fields.text] if isinstance(content.fields.text, str) else content.fields.text
     assert texts and content.fields.label
     names = [*texts, *(content.fields.choices or []), content.fields.label]
@@ -326,7 +332,7 @@ def _rows(path: Path, content: _LabelledFiles) -> Rows:
             rows = json_rows(path, names)
         case "conll":
             raise UserError(
-                f"{path}: a column file is for tagging, and kind is {content.kind}; set format: csv, tsv or jsonl"
+                f"{path}: a column file is for tagging, but kind is {content.kind}; set format: csv, tsv or jsonl"
             )
     return ((number, [*row, label.strip()]) for number, (*row, label) in rows)
 
@@ -340,7 +346,7 @@ def _format(path: Path, content: _LabelledFiles) -> _Format:
 
 
 def _group(example: Example, content: _LabelledFiles) -> str:
-    """The key of examples that a split keeps together: a document, or all examples of one text."""
+    """Return the key of examples that a split keeps together: a document, or all examples of one text."""
     if content.kind == "tagging":
         return f"document {example.document}" if example.document else " ".join(example.texts)
     return example.texts[0]

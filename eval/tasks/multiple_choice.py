@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
-from multihop.eval.tasks.table_files import class_index, columns_of, csv_rows, official_folder
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import class_index, columns_of, csv_rows, official_folder
 
 NAMES: tuple[str, ...] = ("swag", "race", "race-middle", "race-high")
 
@@ -35,7 +35,7 @@ class _Passage(Section):
 
 
 def find(name: str, data_dir: str | None) -> Path:
-    """The directory of a task's files: `data_dir`/swag, or `data_dir`/RACE.
+    """Return the directory of a task's files: `data_dir`/swag, or `data_dir`/RACE.
 
     Raises:
         UserError: the directory, or its training or development set, is missing.
@@ -57,7 +57,7 @@ def find(name: str, data_dir: str | None) -> Path:
 
 
 def read(name: str, data_dir: str | None) -> Task:
-    """A task: its targets are the index of the right one of four continuations.
+    """Read a task, whose targets are the index of the right one of four continuations.
 
     SWAG's test set has no labels. RACE's has, and its continuations are the question with the option in place of its
     blank, or after it (as in Liu et al. 2019).

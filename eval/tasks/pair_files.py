@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from multihop.common.config import Section
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import json_rows, text_lines, tsv_rows
 from multihop.eval.tasks.task import Example
+from multihop.eval.tasks.text_files import json_rows, text_lines, tsv_rows
 
 
 class _Sides(Section):
@@ -41,7 +41,7 @@ class PairFiles(Section):
         formats = [_format(name) for name in self.files]
         if len(formats) == 2:
             if self.fields is not None:
-                raise UserError("fields are for one file with both sides, and test names two line files; remove them")
+                raise UserError("fields are for one file with both sides, but test names two line files; remove fields")
             return self
         if formats[0] not in ("jsonl", "tsv"):
             raise UserError(f"test={self.test} is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]")
@@ -53,7 +53,7 @@ class PairFiles(Section):
 
 
 def read_pairs(folder: Path, content: PairFiles) -> tuple[Example, ...]:
-    """The pairs of a test set: texts are source and reference.
+    """Return the pairs of a test set: texts are source and reference.
 
     Raises:
         UserError: a file is missing, empty, not UTF-8 or not in its format, two line files have different numbers of

@@ -37,7 +37,7 @@ class Text:
 
 
 def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) -> Text:
-    """A set's file, such as wiki.test.raw, wiki.test.tokens or ptb.test.txt.
+    """Read a set's file, such as wiki.test.raw, wiki.test.tokens or ptb.test.txt.
 
     Args:
         detokenized: whether the model reads the natural text instead of the official one, as GPT-2 did. Words and bytes
@@ -50,7 +50,7 @@ def read_perplexity_text(path: Path, convention: Convention, detokenized: bool) 
 
 
 def text_of(documents: Sequence[str], convention: Convention, detokenized: bool) -> Text:
-    """Documents, none of which is blank. See `read_perplexity_text`."""
+    """Return the text of documents, none of which is blank. See `read_perplexity_text`."""
     parts = [_blocks(document, convention, detokenized) for document in documents]
     return Text(
         blocks=tuple(chain.from_iterable(blocks for blocks, _ in parts)),
@@ -63,7 +63,7 @@ def text_of(documents: Sequence[str], convention: Convention, detokenized: bool)
 
 
 def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[str], list[int]]:
-    """The blocks of a document, and the words of each."""
+    """Return the blocks of a document, and the words of each."""
     blocks: list[str] = []
     words: list[int] = []
     gap, gap_words = "", 0
@@ -87,6 +87,7 @@ def _blocks(text: str, convention: Convention, detokenized: bool) -> tuple[list[
 
 
 def _pieces(line: str) -> list[str]:
-    """A line, split before the whitespace after every `UNIT_WORDS` words: some texts are one line, such as text8."""
+    """Return a line, split before the whitespace after every `UNIT_WORDS` words: some texts are one line, such as
+    text8."""
     ends = [word.end() for word in re.finditer(r"\S+", line)]
     return [line[start:stop] for start, stop in pairwise([0, *ends[UNIT_WORDS - 1 : -1 : UNIT_WORDS], len(line)])]

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import official_folder
 
 Name = Literal["squad1", "squad2"]
 
@@ -19,7 +19,7 @@ _MOST_BYTES = 256 * 2**20
 
 
 def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
-    """The official training and development files, in the directory `squad` of `data_dir`.
+    """Return the official training and development files, in the directory `squad` of `data_dir`.
 
     Raises:
         UserError: one is missing.
@@ -36,7 +36,7 @@ def find(name: Name, data_dir: str | None) -> tuple[Path, Path]:
 
 
 def read(name: Name, data_dir: str | None) -> Task:
-    """The official training and development sets. Raises UserError as `find` and `read_file`."""
+    """Read the official training and development sets. Raises UserError as `find` and `read_file`."""
     train, dev = find(name, data_dir)
     authors = "Rajpurkar et al. 2016" if name == "squad1" else "Rajpurkar et al. 2018"
     return Task(
@@ -52,7 +52,7 @@ def read(name: Name, data_dir: str | None) -> Task:
 
 
 def read_file(name: Name, path: Path) -> tuple[Example, ...]:
-    """The questions of one official file, in its order.
+    """Read the questions of one official file, in its order.
 
     Raises:
         UserError: the file is not in the official format; a context is blank; an answer is not at its offset, which
@@ -64,19 +64,19 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
     try:
         for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
             context = _text(paragraph, "context")
-            for asked in paragraph["qas"]:
-                where = f"{path}, question {asked['id']}"
+            for question in paragraph["qas"]:
+                location = f"{path}, question {question['id']}"
                 if not context.strip():
-                    raise UserError(f"{where}: its context is blank; download the file again from {_SITE}")
-                targets = _spans(asked["answers"], context, where)
-                impossible = name == "squad2" and asked["is_impossible"]
+                    raise UserError(f"{location}: its context is blank; download the file again from {_SITE}")
+                targets = _spans(question["answers"], context, location)
+                impossible = name == "squad2" and question["is_impossible"]
                 if impossible != (not targets):
                     expected = "no answer, since it is impossible," if impossible else "an answer"
                     raise UserError(
-                        f"{where}: expected {expected} and found {len(targets) // 2}; "
+                        f"{location}: expected {expected} and found {len(targets) // 2}; "
                         f"task {name} reads the files of SQuAD {_VERSIONS[name]}"
                     )
-                examples.append(Example((_text(asked, "question"), context), targets, str(asked["id"])))
+                examples.append(Example((_text(question, "question"), context), targets, str(question["id"])))
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not in the format of SQuAD {_VERSIONS[name]} ({error!r}); download it again from {_SITE}"
@@ -91,7 +91,7 @@ def read_file(name: Name, path: Path) -> tuple[Example, ...]:
 
 
 def _text(part: dict[str, Any], name: str) -> str:
-    """A text field of the file.
+    """Return a text field of the file.
 
     Raises:
         TypeError: The value is not a string, for example null.
@@ -101,17 +101,17 @@ def _text(part: dict[str, Any], name: str) -> str:
     return text
 
 
-def _spans(answers: list[dict[str, Any]], context: str, where: str) -> tuple[float, ...]:
-    """The start and the end of each answer in characters of the context."""
+def _spans(answers: list[dict[str, Any]], context: str, location: str) -> tuple[float, ...]:
+    """Return the start and the end of each answer in characters of the context."""
     targets: list[float] = []
     for answer in answers:
         text, start = _text(answer, "text"), answer["answer_start"]
         if not text:
-            raise UserError(f"{where}: one of its answers is empty; download the file again from {_SITE}")
+            raise UserError(f"{location}: one of its answers is empty; download the file again from {_SITE}")
         end = start + len(text)
         if start < 0 or context[start:end] != text:
             raise UserError(
-                f"{where}: expected its answer {text!r} at character {start} of the context, where "
+                f"{location}: expected its answer {text!r} at character {start} of the context, where "
                 f"{context[max(0, start) : max(0, end)]!r} is; offsets count Unicode code points, not bytes"
             )
         targets += [start, end]

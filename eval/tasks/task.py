@@ -66,7 +66,7 @@ class Task:
     files_sha256: str = ""
     """The hash of the files of a zero-shot task by name, whose examples are read where it is evaluated."""
     notes: str = ""
-    """The changes to the official files, with counts; empty: none."""
+    """Changes to the official files, with counts; empty: none."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -81,10 +81,10 @@ class Task:
         )
 
     def reported(self, report_on: Literal["half", "dev"]) -> tuple[list[Example], str]:
-        """The examples whose score is reported, and their name: "test", "half of dev" or "dev".
+        """Return the examples whose score is reported, and their name: "test", "half of dev" or "dev".
 
         Args:
-            report_on: what to report on without a labelled test set: half of the development set, or all of it.
+            report_on: examples to report on without a labelled test set: half of the development set, or all of it.
         """
         if self.test:
             return list(self.test), "test"
@@ -93,7 +93,7 @@ class Task:
         return [example for example in self.dev if is_reported(example)], "half of dev"
 
     def test_fingerprint(self, report_on: Literal["half", "dev"]) -> str:
-        """SHA-256 of the reported examples and the labels.
+        """Return the SHA-256 of the reported examples and the labels.
 
         Scores of one metric with equal fingerprints are comparable. For a zero-shot task it is `files_sha256`.
         """
@@ -104,12 +104,12 @@ class Task:
 
 
 def is_reported(example: Example) -> bool:
-    """Whether a development example is in the half that is reported where there is no labelled test set."""
+    """Return whether a development example is in the half that is reported where there is no labelled test set."""
     return unit_hash("reported\n" + "\n".join(example.texts)) < 0.5
 
 
 def find_package_files(task: str, package: str, inner: str, distribution: str) -> Path:
-    """The directory `inner` of an installed package, found without importing it.
+    """Return the directory `inner` of an installed package, found without importing it.
 
     Raises:
         UserError: the package is not installed, or has no such directory.
@@ -125,18 +125,18 @@ def find_package_files(task: str, package: str, inner: str, distribution: str) -
 
 
 def unit_hash(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
+    """Return a number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def split_of(group: str) -> Literal["train", "dev", "test"]:
-    """The part that a group of examples belongs to, for data without an official split: 70, 10, 20 %."""
+    """Return the part that a group of examples belongs to, for data without an official split: 70, 10, 20 %."""
     at = unit_hash(group)
     return "train" if at < 0.7 else "dev" if at < 0.8 else "test"
 
 
 def at_most(examples: Sequence[Example], limit: int | None) -> list[Example]:
-    """The `limit` examples with the smallest hashes, in their given order; None: all of them."""
+    """Return the `limit` examples with the smallest hashes, in their given order; None: all of them."""
     if limit is None or limit >= len(examples):
         return list(examples)
     by_hash = sorted(range(len(examples)), key=lambda i: (unit_hash("\n".join(examples[i].texts)), i))

@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Example, Task, split_of
+from multihop.eval.tasks.text_files import official_folder
 
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
 
@@ -16,7 +16,7 @@ _FILE = "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt"
 
 
 def find(data_dir: str | None) -> Path:
-    """The source archive in `data_dir`, or in the Python environment. Raises UserError when it is missing."""
+    """Return the source archive in `data_dir`, or in the Python environment. Raises UserError when it is missing."""
     folder = official_folder(data_dir)
     path = folder / ARCHIVE
     if not path.is_file():
@@ -25,7 +25,7 @@ def find(data_dir: str | None) -> Path:
 
 
 def read(data_dir: str | None) -> Task:
-    """The snippets, each once. Raises UserError when the archive is missing, broken or has other columns."""
+    """Read the snippets, each once. Raises UserError when the archive is missing, broken or has other columns."""
     path = find(data_dir)
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     seen: set[str] = set()
@@ -60,7 +60,7 @@ def read(data_dir: str | None) -> Task:
 
 
 def _member(path: Path) -> bytes:
-    """The file in the archive in the archive; nothing is written to disk."""
+    """Return the file in the inner archive; nothing is written to disk."""
     try:
         with tarfile.open(path, "r:gz") as outer:
             packed = io.BytesIO(_content(outer, _INNER))

@@ -1,4 +1,4 @@
-"""The zero-shot tasks with official files: where these are, how they are read, and what is measured on them."""
+"""The zero-shot tasks with official files: the files' names, their readers, and the metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from multihop.common.files import sha256_file, sha256_json
 from multihop.eval.tasks.cbt import read_cbt
 from multihop.eval.tasks.multiple_choice import read as read_choices
 from multihop.eval.tasks.running_text import Convention, read_perplexity_text
-from multihop.eval.tasks.table_files import official_folder
 from multihop.eval.tasks.task import Task
-from multihop.eval.tasks.text_files import read_objects, read_text
+from multihop.eval.tasks.text_files import official_folder, read_objects, read_text
 
 _FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
 
@@ -33,19 +32,19 @@ class Pair:
 
 
 def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
-    """The pairs of all official files, data/*.jsonl, in the order of their names.
+    """Return the pairs of all official files, data/*.jsonl, in the order of their names.
 
     Raises:
         UserError: the folder has no such file, or a line is not in the official format.
     """
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
-        raise UserError(f"{folder} has no .jsonl files; put the files of BLiMP's folder data there")
+        raise UserError(f"{folder} has no .jsonl files; copy the files of BLiMP's folder data into it")
     return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
 
 
 def read_lambada(path: Path) -> tuple[str, ...]:
-    """The passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
+    """Return the passages of lambada_test.jsonl, a JSON object with the field text a line, or of the plain text of the
     official release, a passage a line (any other suffix).
 
     Raises:
@@ -122,24 +121,24 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
 
 
 def find(name: str, data_dir: str | None) -> Path:
-    """The task's file or directory.
+    """Return the task's file or directory.
 
     Raises:
         UserError: it is missing.
     """
     folder = official_folder(data_dir)
     paths = [folder / file for file in ZERO_SHOT_SETS[name].files]
-    found = next((path for path in paths if path.exists()), None)
-    if found is None:
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is None:
         raise UserError(
-            f"task {name} reads {' or '.join(map(str, paths))}, which is missing; put the official file there, or set "
+            f"task {name} reads {' or '.join(map(str, paths))}, which is missing; copy the official file to it, or set "
             "eval.data_dir"
         )
-    return found
+    return existing
 
 
 def read(name: str, data_dir: str | None) -> Any:
-    """The content of the task's files: running text, passages, pairs or examples.
+    """Return the content of the task's files: running text, passages, pairs or examples.
 
     Raises:
         UserError: the files are missing, or not in their official format.
@@ -148,7 +147,7 @@ def read(name: str, data_dir: str | None) -> Any:
 
 
 def load(name: str, data_dir: str | None) -> Task:
-    """The task with the hashes of its files. Its examples are read where it is evaluated.
+    """Return the task with the hashes of its files. Its examples are read where it is evaluated.
 
     Raises:
         UserError: the files are missing.

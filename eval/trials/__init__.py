@@ -1,1 +1,1 @@
-"""Trials: what a recipe's evaluation consists of, in which order it runs, and the row of each trial."""
+"""Trials: the plan of a recipe's evaluation, the order in which trials run, and the row of each trial."""

@@ -14,8 +14,8 @@ def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) ->
     """Refuse tasks that cannot be run, reading the examples of translation tasks alone.
 
     Args:
-        tasks: from `open_tasks`.
-        family: of the model that is evaluated.
+        tasks: what `open_tasks` returned.
+        family: family of the model that is evaluated.
 
     Raises:
         UserError: two tasks have one name, a package that one needs is missing, its pairs cannot be read, or it does
@@ -26,53 +26,56 @@ def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) ->
     for name, task in zip((each.name for each in config.tasks), tasks, strict=True):
         if task.name in names or (has_task_file(name) and task.name in TASK_NAMES):
             raise UserError(
-                f"{name} in eval.tasks describes a task named {task.name}, and there is another; rename the file"
+                f"{name} in eval.tasks describes a task named {task.name}, and so does another one; rename the file"
             )
         names.add(task.name)
         if task.is_translation != declared.translates:
             kind, can = ("a translation", "cannot") if task.is_translation else ("no translation", "can only")
             raise UserError(
-                f"task {name} is {kind}, and model.family={family} {can} translate; remove it from eval.tasks"
+                f"task {name} is {kind}, but model.family={family} {can} translate; remove the task from eval.tasks"
             )
         if task.is_translation:
             bleu.check_installed()
             _ = task.task  # refuses pairs that cannot be read
         if name == HELDOUT and config.checkpoint is not None:
             raise UserError(
-                f"task {HELDOUT} reads the held-out text of a run, and eval.checkpoint is a Hugging Face model; "
-                "remove it from eval.tasks"
+                f"task {HELDOUT} reads the held-out text of a run, but eval.checkpoint is a Hugging Face model; "
+                "remove the task from eval.tasks"
             )
         if task.needs_causal and not declared.causal:
             causal = " or ".join(known for known, other in FAMILIES.items() if other.causal)
             raise UserError(
-                f"task {name} needs a causal model (model.family={causal}), and model.family={family}; "
-                "remove it from eval.tasks"
+                f"task {name} needs a causal model (model.family={causal}), but model.family={family}; "
+                "remove the task from eval.tasks"
             )
 
 
-def check_starts(config: EvalConfig, tasks: Sequence[TaskSource]) -> None:
+def check_start_from(config: EvalConfig, tasks: Sequence[TaskSource]) -> None:
     """Refuse tasks that cannot start from the task that they name.
 
     Raises:
-        UserError: that task is not in the recipe, is the same, starts from another one, or nothing is trained.
+        UserError: the other task is not in the recipe, is the same or starts from another one, or one of them trains
+            nothing.
     """
     sections = {section.name: section for section in config.tasks}
     is_trained = {section.name: task.is_trained for section, task in zip(config.tasks, tasks, strict=True)}
     for name, source in ((each.name, each.start_from) for each in config.tasks if each.start_from is not None):
-        given = f"start_from={source} of task {name} in eval.tasks"
+        setting = f"start_from={source} of task {name} in eval.tasks"
         if source == name:
-            raise UserError(f"{given} is the task itself; name another task, or remove start_from")
+            raise UserError(f"{setting} is the task itself; name another task, or remove start_from")
         if source not in sections:
             others = ", ".join(other for other in sections if other != name) or "none"
-            raise UserError(f"{given} is not one of the other tasks ({others}); add {source} to eval.tasks")
+            raise UserError(f"{setting} is not one of the other tasks ({others}); add {source} to eval.tasks")
         if further := sections[source].start_from:
             raise UserError(
-                f"{given} starts from {further} itself, and only one step is supported; remove start_from of one"
+                f"{setting} starts from {further} itself, but only one step is supported; remove start_from of one"
             )
         for frozen in (each for each in (name, source) if sections[each].features or config.features):
-            raise UserError(f"{given}: {frozen} has features, with which no weights are fine-tuned; remove one of them")
+            raise UserError(
+                f"{setting}: {frozen} has features, with which no weights are fine-tuned; remove one of them"
+            )
         for untrained in (each for each in (name, source) if not is_trained[each]):
-            raise UserError(f"{given}: {untrained} trains nothing; remove start_from")
+            raise UserError(f"{setting}: {untrained} trains nothing; remove start_from")
 
 
 def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], layers: int) -> None:
@@ -81,7 +84,7 @@ def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], layers: int)
     Only tasks with document context are read. Set for all tasks, document context is for those of tagging.
 
     Args:
-        layers: of the model that is evaluated.
+        layers: number of layers of the model that is evaluated.
 
     Raises:
         UserError: one of the settings is impossible, or a task's files are missing or damaged.
@@ -97,5 +100,5 @@ def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], layers: int)
                 check_documents(task)
             elif of_task:
                 raise UserError(
-                    f"document_context=true is for tagging, and the kind of task {task.name} is {task.kind}; remove it"
+                    f"document_context=true is for tagging, but task {task.name} is of kind {task.kind}; remove the key"
                 )

@@ -31,8 +31,8 @@ class EvaluationPlan(Record):
 
     format_version: Literal[1] = 1
     trials: list[str]
-    """Keys in the order of the recipe's tasks, grids, seeds and starts. A trial that starts from another task's weights
-    is added once its source trial is chosen."""
+    """Keys in the order of the recipe's tasks, grids, seeds and initializations. A trial that starts from another
+    task's weights is added once its source trial is chosen."""
     earlier: list[str]
     """Keys of the same trials with the run's earlier checkpoints that have a row, for scores by step."""
     examples: str | None
@@ -63,10 +63,10 @@ class Results:
 
 
 def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, examples: str | None) -> EvaluationPlan:
-    """The plan of an evaluation, as far as its keys are known.
+    """Return the plan of an evaluation, as far as its keys are known.
 
     Args:
-        trials: from `multihop.eval.trials.plan.plan_trials`.
+        trials: trials from `multihop.eval.trials.plan.plan_trials`.
         rows: all rows of results.jsonl.
         config: the recipe's `eval` section.
         examples: key of the examples; None if there are none.
@@ -93,7 +93,7 @@ def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, 
 
 
 def write_plan(run_dir: Path, plan: EvaluationPlan) -> None:
-    """Write plan.json if it differs; the caller holds the lock of the run's evaluation."""
+    """Write plan.json if its content changes; the caller holds the lock of the run's evaluation."""
     if read_plan(run_dir) != plan:
         make_folder((run_dir / PLAN).parent)
         content = json.dumps(plan.model_dump(mode="json"), ensure_ascii=False, indent=1)
@@ -106,7 +106,7 @@ def read_plan(run_dir: Path) -> EvaluationPlan | None:
     Raises:
         UserError: The file is damaged, or of another version.
     """
-    advice = "remove it, and run `multihop eval` again: trials with a row are not repeated"
+    advice = "remove it and rerun `multihop eval`: trials with a row are not repeated"
     try:
         return EvaluationPlan.model_validate(read_json_object(run_dir / PLAN, advice=advice))
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def read_results(run_dir: Path) -> Results:
 
 
 def _earlier_checkpoints(trials: Sequence[Trial], rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """(step, content hash) of the run's checkpoints before the evaluated one; empty for a Hugging Face model.
+    """Return (step, content hash) of the run's checkpoints before the evaluated one; empty for a Hugging Face model.
 
     Of several checkpoints of one step, the one that was evaluated last counts: the run was trained again from an
     earlier step.

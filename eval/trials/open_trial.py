@@ -1,4 +1,4 @@
-"""The task, tokenizers and model of a trial, opened on the worker and compared with the plan."""
+"""Opens the task, tokenizers and model of a trial on the worker, and compares them with the plan."""
 
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
@@ -15,7 +15,7 @@ from multihop.pretrain.models.layers.model import Model
 
 
 def trial_task(trial: Trial) -> Task:
-    """The task, whose files are read.
+    """Read the files of the trial's task.
 
     Raises:
         UserError: the files are missing, or differ from those that the trial was planned with.
@@ -30,7 +30,7 @@ def trial_task(trial: Trial) -> Task:
 
 
 def trial_tokenizers(trial: Trial) -> list[tuple[Tokenizer, TokenizerInfo]]:
-    """The tokenizer of the model; of an encoder-decoder model with two vocabularies, also the target's.
+    """Return the tokenizer of the model; of an encoder-decoder model with two vocabularies, also the target's.
 
     Raises:
         UserError: the files are not those that the trial was planned with.
@@ -46,7 +46,7 @@ def trial_tokenizers(trial: Trial) -> list[tuple[Tokenizer, TokenizerInfo]]:
 
 
 def trial_model(trial: Trial) -> Model:
-    """The model on the CPU: with the checkpoint's weights, or with random ones that the trial's seed keys.
+    """Return the model on the CPU: with the checkpoint's weights, or with random ones that the trial's seed keys.
 
     Raises:
         UserError: the weights are missing, damaged, or not those that the trial was planned with.

@@ -1,4 +1,4 @@
-"""The trials of a run."""
+"""Plans the trials of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,40 +17,40 @@ def plan_trials(
     weights_dir: Path | None = None,
     parent: ModelUnderTest | None = None,
 ) -> list[Trial]:
-    """Each task with each of its settings and seeds, from each start.
+    """Plan a trial for each task, each of its settings and seeds, and each initialization.
 
-    A task that trains nothing is run with the first seed only. Trials with `start_from` are given their
-    source by `multihop.eval.trials.start_from` once it is known.
+    A task that trains nothing is run with the first seed only. `multihop.eval.trials.start_from` adds the source of a
+    trial with `start_from` once it is known.
 
     Args:
-        tasks: of the recipe, from `open_tasks`.
-        weights_dir: for the weights of tasks that others start from, on a file system that all workers share.
-        parent: the initial weights of the evaluated model's training, for the start "parent".
+        tasks: the recipe's tasks, from `open_tasks`.
+        weights_dir: folder for the weights of tasks that others start from, on a file system that all workers share.
+        parent: the model with the initial weights of its training, if `eval.inits` has "parent".
 
     Raises:
         UserError: the files of a task are missing or not in their official format.
     """
     # Workers start in another directory.
     task_dir = str(Path(config.data_dir).absolute()) if config.data_dir is not None else None
-    sources = {asked.start_from for asked in config.tasks}
+    sources = {task_config.start_from for task_config in config.tasks}
     models = {"pretrained": evaluated, "parent": parent, "random": None}
     assert parent is not None or "parent" not in config.inits
     trials = []
-    references = {asked.name: source.reference for asked, source in zip(config.tasks, tasks, strict=True)}
-    for asked, source in zip(config.tasks, tasks, strict=True):
+    references = {task_config.name: source.reference for task_config, source in zip(config.tasks, tasks, strict=True)}
+    for task_config, source in zip(config.tasks, tasks, strict=True):
         task = source.task
         untrained = task.kind in UNTRAINED
-        shares = asked.start_from is not None or asked.name in sources
+        shares = task_config.start_from is not None or task_config.name in sources
         assert weights_dir is not None or not shares
-        for settings in settings_of(config, asked, task.kind)[: 1 if untrained else None]:
+        for settings in settings_of(config, task_config, task.kind)[: 1 if untrained else None]:
             # The key and the row have the length that is used, not the requested one.
             seq_len = min(settings.seq_len, max(SHORTEST, evaluated.model.max_positions))
             settings = settings.model_copy(update={"seq_len": seq_len})
-            described = describe_task(task, settings, evaluated.heldout_sha256 if asked.name == HELDOUT else None)
+            described = describe_task(task, settings, evaluated.heldout_sha256 if task_config.name == HELDOUT else None)
             work = _work(task, settings)
             for seed in config.seeds[: 1 if untrained else None]:
                 for init in config.inits:
-                    start = models[init]
+                    weights = models[init]
                     trials.append(
                         Trial(
                             task=source.reference,
@@ -60,9 +60,9 @@ def plan_trials(
                             init=init,
                             seed=seed,
                             settings=settings.model_dump(mode="json"),
-                            checkpoint_dir=start.checkpoint_dir if start else None,
-                            checkpoint_sha256=start.checkpoint_sha256 if start else None,
-                            checkpoint_step=start.checkpoint_step if start else None,
+                            checkpoint_dir=weights.checkpoint_dir if weights else None,
+                            checkpoint_sha256=weights.checkpoint_sha256 if weights else None,
+                            checkpoint_step=weights.checkpoint_step if weights else None,
                             model=evaluated.model.model_dump(mode="json"),
                             vocab_size=evaluated.vocab_size,
                             tokenizer_path=evaluated.tokenizer_path,
@@ -72,7 +72,9 @@ def plan_trials(
                             task_dir=task_dir,
                             threads=config.cpus,
                             work=work,
-                            start_from=references[asked.start_from] if asked.start_from is not None else None,
+                            start_from=references[task_config.start_from]
+                            if task_config.start_from is not None
+                            else None,
                             weights_dir=str(weights_dir) if shares else None,
                             target_tokenizer_path=evaluated.target_tokenizer_path,
                             source_vocab_size=evaluated.source_vocab_size,
@@ -82,7 +84,8 @@ def plan_trials(
 
 
 def _work(task: Task, settings: TrialSettings) -> float:
-    """A step forward and backward is three times as long as one forward; a frozen model has no backward."""
+    """Estimate a trial's duration in characters read: forward and backward take three times as long as forward alone,
+    and a frozen model has no backward."""
     train = _characters(task.train, settings.max_examples, settings.seq_len)
     dev = _characters(task.dev, settings.max_dev_examples, settings.seq_len)
     test = _characters(task.reported(settings.report_on)[0], None, settings.seq_len)

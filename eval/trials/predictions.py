@@ -1,4 +1,4 @@
-"""The predictions behind a trial's score, kept beside its row: for comparisons example by example, and for readers."""
+"""Writes the predictions behind a trial's score beside its row, for comparisons of examples and for readers."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ _ERRORS = 20
 def predictions_of(
     task: Task, inputs: TaskInputs, result: "FineTuned", decode: Callable[[Sequence[int]], str]
 ) -> dict[str, Any]:
-    """Predictions of the test examples and of those without labels, as plain JSON values.
+    """Return the predictions of the test examples and of those without labels, as plain JSON values.
 
     Returns:
         predicted, targets: a list for each test example; statistics: (N, k), see `metrics.score.statistics`;
@@ -64,7 +64,7 @@ def write_predictions(folder: Path, key: str, content: dict[str, Any]) -> str:
 def _worst(
     task: Task, test: Encoded, predicted: "Predicted", decode: Callable[[Sequence[int]], str]
 ) -> list[dict[str, Any]]:
-    """The examples with the least probability for the right answer, or with the largest difference."""
+    """Return the examples with the least probability for the right answer, or with the largest difference."""
     if task.kind == "tagging":
         return []
     answers = np.array([each[0] for each in predicted.answers])

@@ -1,4 +1,4 @@
-"""A trial that fine-tunes: inputs, the pretrained encoder with a new head, and the row of what the training gave."""
+"""Runs a trial that fine-tunes: its inputs, the pretrained encoder with a new head, and the row of the result."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -29,7 +29,8 @@ from multihop.pretrain.models.families import FAMILIES
 
 
 def run_labelled(trial: Trial) -> tuple[Row, dict[str, Any]]:
-    """Classification, regression, tagging or choice: the trial's part of the row, and its predictions."""
+    """Run a trial of classification, regression, tagging or choice; returns its fields of the row, and its
+    predictions."""
     settings = TrialSettings.model_validate(trial.settings)
     inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs)
     model = _with_head(trial, inputs.task, settings)
@@ -47,7 +48,7 @@ def run_labelled(trial: Trial) -> tuple[Row, dict[str, Any]]:
 
 
 def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:
-    """Answer spans: the trial's part of the row, and its predictions."""
+    """Run a trial of answer spans; returns its fields of the row, and its predictions."""
     settings = TrialSettings.model_validate(trial.settings)
     inputs, _, _ = _read_inputs(trial, settings, span_inputs)
     model = _with_head(trial, inputs.task, settings)
@@ -62,7 +63,7 @@ _Inputs = TypeVar("_Inputs")
 def _read_inputs(
     trial: Trial, settings: TrialSettings, read: Callable[..., _Inputs]
 ) -> tuple[_Inputs, Tokenizer, TokenizerInfo]:
-    """The encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer."""
+    """Return the encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer."""
     [(tokenizer, info)] = trial_tokenizers(trial)
     family = trial.model["family"]
     inputs = read(
@@ -78,7 +79,7 @@ def _read_inputs(
 
 
 def _with_head(trial: Trial, task: Task, settings: TrialSettings) -> TaskModel:
-    """The encoder with a new head; with the weights of the source's trial if it starts from one.
+    """Return the encoder with a new head; with the weights of the source's trial if it starts from one.
 
     Raises:
         UserError: those weights are missing or damaged.
@@ -92,7 +93,7 @@ def _with_head(trial: Trial, task: Task, settings: TrialSettings) -> TaskModel:
         if content is None or hashlib.sha256(content).hexdigest() != trial.source_sha256:
             raise UserError(
                 f"{path}, the weights of {task_name(trial.start_from)} that the trial starts from, is "
-                f"{'missing' if content is None else 'damaged'}; rerun the same command to have them trained again"
+                f"{'missing' if content is None else 'damaged'}; rerun the same command to train them again"
             )
         model.encoder.load_state_dict(load(content))
     return model.to(device())

@@ -1,6 +1,6 @@
-"""Running a trial: one trial in, one row of results.jsonl and the predictions behind it out.
+"""Runs a trial: one trial in, one row of results.jsonl and the predictions behind it out.
 
-Torch and what needs it are imported where they are used: the driver imports this to send trials to workers.
+Torch and the modules that need it are imported in functions: the driver imports this to send trials to workers.
 """
 
 import math
@@ -26,8 +26,8 @@ def run_trial(trial: Trial) -> Outcome:
     """Run a trial on this machine: on its GPU where torch finds one, else on `trial.threads` cores.
 
     Returns:
-        The row's status is "failed", with the reason, when a loss or a score became non-finite: the same trial would
-        fail again.
+        The outcome. The row's status is "failed", with the reason, if a loss or a score became non-finite: the same
+        trial would fail again.
 
     Raises:
         UserError: the data, the task's files or the checkpoint are missing, or differ from those of the plan.

@@ -1,4 +1,4 @@
-"""A trial without training: a zero-shot task, the perplexity of held-out text, or a translation."""
+"""Runs a trial without training: a zero-shot task, the perplexity of held-out text, or a translation."""
 
 import math
 from pathlib import Path
@@ -20,10 +20,9 @@ from multihop.eval.tasks.running_text import Text, text_of
 from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
 from multihop.eval.zero_shot.choice import evaluate_choices
-from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
 from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
 from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
-from multihop.eval.zero_shot.perplexity import evaluate_perplexity
+from multihop.eval.zero_shot.perplexity import cross_entropy, evaluate_perplexity, unigram_cross_entropy
 from multihop.eval.zero_shot.scoring import ZeroShotResult
 from multihop.eval.zero_shot.translation import evaluate_translation
 from multihop.pretrain.models.families import FAMILIES
@@ -33,7 +32,7 @@ _LAMBADA_PROTOCOLS: dict[str, Protocol] = {"lambada": "plain", "lambada-gpt2": "
 
 
 def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
-    """The trial's part of the row, and its predictions: None for held-out text."""
+    """Run a zero-shot trial; returns its fields of the row, and its predictions: None for held-out text."""
     if trial.task == HELDOUT:
         return _run_heldout(trial)
     task = trial_task(trial)
@@ -59,12 +58,12 @@ def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
 def _evaluate_set(
     name: str, model: Model, tokenizer: Tokenizer, special_ids: dict[str, int], content: Any, seq_len: int
 ) -> ZeroShotResult:
-    """The result of a model on a set.
+    """Evaluate a model on a set.
 
     Args:
         name: a key of `ZERO_SHOT_SETS`.
-        content: what the reader of the set returned.
-        seq_len: the tokens of a window over running text.
+        content: content of the set, as its reader returned it.
+        seq_len: tokens of a window over running text.
     """
     if isinstance(content, Text):
         return evaluate_perplexity(model, tokenizer, special_ids, content, seq_len)
@@ -76,7 +75,7 @@ def _evaluate_set(
 
 
 def run_translation(trial: Trial) -> tuple[Row, dict[str, Any]]:
-    """The trial's part of the row, and its predictions."""
+    """Run a translation trial; returns its fields of the row, and its predictions."""
     task = trial_task(trial)
     (tokenizer, info), *rest = trial_tokenizers(trial)
     target = rest[0][0] if rest else None

@@ -1,9 +1,9 @@
 """Trials that start from the fine-tuned weights of another task's trials, as RTE, STS-B and MRPC from MNLI
 (Liu et al. 2019, section 5.1; Lan et al. 2019 likewise).
 
-run all trials that begin with the start's own weights; those of a task that others start from keep their encoder's
-for each start of such a task: choose its settings by the development score
-run the others, each from the chosen trial of its start and seed
+run all trials without `start_from`; those of a task that others start from keep their encoder's weights
+for each initialization of such a task: choose its settings by the development score
+run the others, each from the chosen trial of its initialization and seed
 """
 
 import re
@@ -30,14 +30,14 @@ class Wave:
 
 
 def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[str] = ()) -> Wave:
-    """The trials that are left and have what they start from; empty when all of them have their rows.
+    """Return the missing trials whose source weights exist; empty when all trials have their rows.
 
-    A trial that failed for a reason outside of it is left, unless it was tried. Trials whose weights are needed and
-    missing or damaged are left, too.
+    A trial that failed for an external reason is run again, unless it was tried. So are trials whose weights are needed
+    and missing or damaged.
 
     Args:
-        trials: from `multihop.eval.trials.plan.plan_trials`.
-        rows: of results.jsonl; the last one of a key counts.
+        trials: trials from `multihop.eval.trials.plan.plan_trials`.
+        rows: rows of results.jsonl; the last one of a key counts.
         tried: keys of trials that this command ran.
     """
     last = last_rows(rows)
@@ -67,13 +67,13 @@ def remove_unneeded(weights_dir: Path, trials: Sequence[Trial], rows: Sequence[R
 
 
 def remove_torn(weights_dir: Path) -> None:
-    """Remove what killed workers left half-written; no trial may be running."""
+    """Remove incomplete files of killed workers; no trial may be running."""
     if weights_dir.is_dir():
         remove_temporaries(weights_dir)
 
 
 def last_rows(rows: Iterable[Row]) -> dict[str, Row]:
-    """Rows by their keys; of several with one key, the last."""
+    """Return rows by their keys; of several with one key, the last."""
     return {row["key"]: row for row in rows}
 
 
@@ -84,13 +84,13 @@ def _is_left(trial: Trial, last: Mapping[str, Row], tried: Collection[str]) -> b
 
 
 def with_sources(trials: Sequence[Trial], last: Mapping[str, Row]) -> list[Trial]:
-    """The trials whose keys are known, in their order.
+    """Return the trials whose keys are known, in their order.
 
     The key of a trial with `start_from` is known once its source task has all rows: its source is the trial of the same
-    start and seed with the settings that are chosen for that task.
+    initialization and seed with the settings that are chosen for that task.
 
     Args:
-        last: from `last_rows`.
+        last: rows by key, from `last_rows`.
     """
     chosen: dict[tuple[str | None, str, int], str] = {}
     for name in dict.fromkeys(trial.start_from for trial in trials if trial.start_from is not None):
@@ -98,24 +98,24 @@ def with_sources(trials: Sequence[Trial], last: Mapping[str, Row]) -> list[Trial
         rows = [last[key] for _, key in sources if key in last]
         if len(rows) < len(sources):
             continue
-        best = {start.init: canonical_json(choice.chosen.hyperparameters) for start, choice in choose(rows).items()}
+        best = {group.init: canonical_json(choice.chosen.hyperparameters) for group, choice in choose(rows).items()}
         chosen |= {
             (name, source.init, source.seed): key
             for source, key in sources
             if canonical_json(hyperparameters(source)) == best[source.init]
         }
-    found = []
+    with_keys = []
     for trial in trials:
         key = chosen.get((trial.start_from, trial.init, trial.seed))
         if key is not None:
-            found.append(replace(trial, source_key=key, source_sha256=last[key].get("weights_sha256")))
+            with_keys.append(replace(trial, source_key=key, source_sha256=last[key].get("weights_sha256")))
         elif trial.start_from is None:
-            found.append(trial)
-    return found
+            with_keys.append(trial)
+    return with_keys
 
 
 def _without_weights(trials: Sequence[Trial]) -> set[str]:
-    """The keys of trials that some of these start from, whose weights are not on the disk as their rows say."""
+    """Return the keys of source trials whose weights are missing, or differ from the hashes in their rows."""
     needed = {(str(trial.source_key), trial.source_sha256, str(trial.weights_dir)) for trial in trials}
     return {
         key

@@ -1,4 +1,4 @@
-"""A trial, (task, model, settings, seed), and the key that identifies it. One row of results.jsonl comes of it."""
+"""A trial, (task, model, settings, seed), and the key that identifies it. Its result is a row of results.jsonl."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Trial:
     work: float
     """The duration relative to other trials, in characters read; not part of the key."""
     start_from: str | None = None
-    """The task, as `task` names it, whose fine-tuned weights it begins with; None: with the start's own."""
+    """The task, as `task` names it, whose fine-tuned weights the trial begins with; None: `checkpoint_dir`'s."""
     source_key: str | None = None
     """The key of that task's trial; None while it is not chosen, and without `start_from`."""
     source_sha256: str | None = None
@@ -72,7 +72,7 @@ _RULES = 2
 
 
 def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | None = None) -> dict[str, Any]:
-    """The fields of a row that describe its task.
+    """Return the fields of a row that describe its task.
 
     Args:
         test_fingerprint: replaces the task's own, for held-out text.
@@ -91,7 +91,8 @@ def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | N
 
 
 def trial_key(trial: Trial) -> str:
-    """SHA-256 of all that decides the result. Paths and threads do not: a run that is moved keeps its rows."""
+    """Return the SHA-256 of everything that the result depends on. Paths and threads are left out: a run that is moved
+    keeps its rows."""
     identity = {
         "rules": _RULES,
         "task": trial.task_fingerprint,
@@ -111,17 +112,17 @@ def trial_key(trial: Trial) -> str:
 
 
 def weights_file(weights_dir: str, key: str) -> Path:
-    """The path of the weights of a trial with this key."""
+    """Return the path of the weights of a trial with this key."""
     return Path(weights_dir) / f"{key}.safetensors"
 
 
 def hyperparameters(trial: Trial) -> dict[str, Any]:
-    """The settings that the result depends on."""
+    """Return the settings that the result depends on."""
     return select_by_effect(TrialSettings.model_validate(trial.settings), _what(trial))
 
 
 def trial_name(row: Row) -> str:
-    """The name of a row's trial, for people: it differs from those of other trials of the run."""
+    """Return the name of a row's trial, for people: it differs from those of other trials of the run."""
     settings_of_row = row.get("hyperparameters") or {}
     settings = [f"{short} {settings_of_row[key]:g}" for key, short in _IN_NAMES.items() if key in settings_of_row]
     frozen = ["frozen"] if settings_of_row.get("features") else []
@@ -134,11 +135,11 @@ def _what(trial: Trial) -> Effect:
 
 
 def failed_row(trial: Trial, error: str, seconds: float, retry: bool = False) -> Row:
-    """The row of a trial that has no result.
+    """Return the row of a trial that has no result.
 
     Args:
         error: the reason, in one sentence.
-        retry: whether the trial is tried again when the command is rerun, because the reason was not in the trial.
+        retry: whether a rerun of the command tries the trial again, because the reason was external.
     """
     empty: Row = {"value": None, "dev_value": None, "other_metrics": {}, "examples": {}}
     failure = {"status": "failed", "error": error, "retry": retry, "seconds": round(seconds, 3)}
@@ -146,7 +147,7 @@ def failed_row(trial: Trial, error: str, seconds: float, retry: bool = False) ->
 
 
 def describe_trial(trial: Trial) -> Row:
-    """The part of a row that is known before the trial runs."""
+    """Return the fields of a row that are known before the trial runs."""
     return {
         **trial.described,
         "seed": trial.seed,

@@ -28,16 +28,16 @@ def evaluate_choices(
     examples: Sequence[Example],
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The accuracy of the most likely continuation, and of the most likely per token and per byte.
+    """Return the accuracy of the most likely continuation, and of the most likely per token and per byte.
 
     Args:
-        examples: of kind choice; one space is put between a context and its continuations.
+        examples: examples of kind choice; one space is put between a context and its continuations.
 
     Raises:
         UserError: there is no example, or one has no label; the model is not causal, or a continuation is too long.
     """
     if not examples:
-        raise UserError("a task of kind choice needs at least one example, and this one has none")
+        raise UserError("a task of kind choice needs at least one example, but this one has none")
     for number, example in enumerate(examples, start=1):
         if len(example.targets) != 1:
             raise UserError(f"example {number} has no label, and accuracy needs one; choose a labelled set")
@@ -46,9 +46,9 @@ def evaluate_choices(
     scores = iter(log_likelihoods(model, [one for each in continuations for one in each], batch_tokens))
     hits = np.zeros((len(examples), 3), bool)
     for index, (example, (_, texts)) in enumerate(zip(examples, parts, strict=True)):
-        own = [next(scores) for _ in texts]
-        values = np.array([each.value for each in own])
-        tokens = np.array([each.tokens for each in own])
+        candidates = [next(scores) for _ in texts]
+        values = np.array([each.value for each in candidates])
+        tokens = np.array([each.tokens for each in candidates])
         sizes = np.array([max(1, len(text.strip().encode())) for text in texts])
         chosen = [(values / length).argmax() for length in (1, tokens, sizes)]
         hits[index] = np.array(chosen) == int(example.targets[0])

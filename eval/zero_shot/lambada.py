@@ -48,13 +48,13 @@ def evaluate_lambada(
     protocol: Protocol = "plain",
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The fraction of passages whose last word greedy decoding produces, and the perplexity of the last words.
+    """Return the fraction of passages whose last word greedy decoding produces, and the perplexity of the last words.
 
     All tokens of the word must be those of the highest probability. Without stop words a token is passed over where it
     would complete a stop word, so that a word which begins with such a token is never predicted.
 
     Args:
-        passages: at least one, each of several words.
+        passages: at least one passage, each of several words.
 
     Returns:
         The accuracy; other metrics: the accuracy with the protocol's name, and the perplexity per last word, to which
@@ -81,7 +81,7 @@ def evaluate_lambada(
 
 
 def _stop_words(tokenizer: Tokenizer) -> dict[tuple[int, ...], set[int]]:
-    """The tokens that would complete a stop word, by the tokens that it begins with."""
+    """Return the tokens that would complete a stop word, by the tokens that it begins with."""
     blank = " " if tokenizer.kind == "byte-bpe" else ""
     endings: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for ids in encode_each(tokenizer, [blank + word for word in _STOP_WORDS.split()]):

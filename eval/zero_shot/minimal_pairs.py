@@ -34,13 +34,14 @@ def evaluate_pairs(
     masking: Masking = "token",
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The fraction of pairs whose good sentence is the more likely one; also by field, by term and by paradigm.
+    """Return the fraction of pairs whose good sentence is the more likely one; also by field, by term and by paradigm.
 
-    A sentence's log-likelihood under a causal model, after an end token; its pseudo-log-likelihood under a masked one.
+    A causal model is judged by a sentence's log-likelihood after an end token, a masked model by its
+    pseudo-log-likelihood.
 
     Args:
-        pairs: at least one.
-        masking: of a masked model.
+        pairs: at least one pair.
+        masking: tokens to mask, for a masked model.
 
     Raises:
         UserError: a sentence is longer than the model's positions.

@@ -1,4 +1,4 @@
-"""The perplexity of a causal model on a text file: WikiText, the Penn Treebank, or any other text.
+"""The perplexity of a causal model on a text file (WikiText, the Penn Treebank, any other text) and on held-out text.
 
 Tokenizers differ in how many tokens they cut a text into. So the negative log-likelihood of the whole text is divided
 by the official number of words, whatever the model's tokens are, and by the bytes of the file (Radford et al. 2019,
@@ -13,16 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
+from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.tasks.running_text import UNIT_WORDS, Text
 from multihop.eval.zero_shot.scoring import BATCH_TOKENS, ZeroShotResult, encode_each, predict, windows
 from multihop.pretrain.models.layers.model import Model
+from multihop.pretrain.run.heldout import unigram_loss
 
 _LARGEST_EXPONENT = 700
 
 
 def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
-    """Sums over neighbouring blocks of a document, of about `UNIT_WORDS` words each.
+    """Return sums over neighbouring blocks of a document, of about `UNIT_WORDS` words each.
 
     Args:
         blocks: (blocks, 2), whose second column is the number of words.
@@ -45,12 +47,13 @@ def evaluate_perplexity(
     stride: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """The perplexity per word by the text's convention; other metrics per token and per byte, bits per byte, counts.
+    """Return the perplexity per word by the text's convention; other metrics per token and per byte, bits per byte,
+    counts.
 
     Each document is one sequence after an end token, read in overlapping windows.
 
     Args:
-        special_ids: of the run's tokenizer, with end.
+        special_ids: special ids of the run's tokenizer, with end.
         seq_len: tokens of a window, at most; the model's positions if these are fewer.
         stride: tokens between the beginnings of two windows; None: half a window.
 
@@ -85,9 +88,9 @@ def evaluate_perplexity(
             f"the text has {words:,.0f} words in {text.bytes:,} bytes, too few for a perplexity per word; words are "
             "separated by whitespace"
         )
-    own = text.convention == "text"
-    counted = "words" if own else "words and line ends"
-    read = "" if own else f"{'de-tokenised' if text.detokenized else 'official'} text, "
+    is_plain = text.convention == "text"
+    counted = "words" if is_plain else "words and line ends"
+    read = "" if is_plain else f"{'de-tokenised' if text.detokenized else 'official'} text, "
     other_metrics = {
         f"{read}perplexity per token": exp(total / len(losses)),
         "perplexity per byte": exp(total / text.bytes),
@@ -99,3 +102,34 @@ def evaluate_perplexity(
     if "unk" in special_ids:
         other_metrics["unknown tokens"] = float(sum((ids == special_ids["unk"]).sum() for ids in documents))
     return ZeroShotResult(exp(total / words), other_metrics, statistics)
+
+
+def cross_entropy(model: Model, documents: Documents, end_id: int, seq_len: int) -> tuple[float, int]:
+    """Return the mean cross-entropy over held-out documents in nats per token, and the number of tokens.
+
+    Each document is read from its beginning, after an end token. One longer than `seq_len` is read in windows that
+    overlap by half: every token is predicted exactly once, from at least `seq_len // 2` tokens before it where the
+    document has as many.
+
+    Args:
+        model: model of a causal family.
+    """
+    longest_first = np.argsort(-documents.lengths, kind="stable").tolist()
+    queries = chain.from_iterable(
+        windows(np.concatenate([[end_id], documents.tokens(i)]).astype(np.int64), seq_len, max(1, seq_len // 2))
+        for i in longest_first
+    )
+    log_likelihood, tokens = 0.0, 0
+    for each in predict(model, queries):
+        log_likelihood += float(each.log_probabilities.sum())
+        tokens += len(each.greedy)
+    return -log_likelihood / tokens, tokens
+
+
+def unigram_cross_entropy(documents: Documents, counts: NDArray[np.int64]) -> float:
+    """Return the mean cross-entropy in nats per token, over the same tokens, of the unigram model of the training text.
+
+    Args:
+        counts: int64 (V,), token counts of the training text.
+    """
+    return unigram_loss(counts, np.concatenate([documents.tokens(i) for i in range(len(documents))]))

@@ -73,20 +73,20 @@ class LogLikelihood(NamedTuple):
 def log_likelihoods(
     model: Model, continuations: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
 ) -> list[LogLikelihood]:
-    """The log-likelihood of each continuation under a causal model.
+    """Return the log-likelihood of each continuation under a causal model.
 
     Raises:
         UserError: the model is not causal, or a continuation alone exceeds its positions.
     """
     if not FAMILIES[model.config.family].causal:
         raise UserError(
-            f"the likelihood of a continuation needs a causal model, and model.family={model.config.family}; "
+            f"the likelihood of a continuation needs a causal model, but model.family={model.config.family}; "
             "remove the task"
         )
     limit = model.config.max_positions
     if long := [i for i, each in enumerate(continuations) if len(each.ids) > limit]:
         raise UserError(
-            f"continuation {long[0] + 1} has {len(continuations[long[0]].ids):,} tokens, and the model has "
+            f"continuation {long[0] + 1} has {len(continuations[long[0]].ids):,} tokens, but the model has "
             f"max_positions={limit}; remove the task, or evaluate a model with more positions"
         )
 
@@ -112,13 +112,14 @@ def pseudo_log_likelihoods(
     word_starts: Sequence[Sequence[bool]] | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> NDArray[np.float64]:
-    """The pseudo-log-likelihood of each sentence under a masked model (Salazar et al. 2020, section 2, equation 1).
+    """Return the pseudo-log-likelihood of each sentence under a masked model (Salazar et al. 2020, section 2, equation
+    1).
 
     The sum over a sentence's tokens of the log-probability of each, given all others, with that token masked.
 
     Args:
         sentences: tokens without [CLS] and [SEP], which are put around them and are not scored.
-        special_ids: with cls, sep and mask.
+        special_ids: special ids of the tokenizer, with cls, sep and mask.
         word_starts: for each sentence, whether each token begins a word. With these, the tokens after it within its
             word are masked too, since they would give it away (Kauf and Ivanova 2023, PLL-word-l2r).
 
@@ -129,11 +130,13 @@ def pseudo_log_likelihoods(
         UserError: the model is causal, or a sentence exceeds its positions.
     """
     if FAMILIES[model.config.family].causal:
-        raise UserError(f"pseudo-log-likelihoods need a masked model, and model.family={model.config.family}")
+        raise UserError(
+            f"pseudo-log-likelihoods need a masked model, but model.family={model.config.family}; remove the task"
+        )
     limit = model.config.max_positions
     if long := [i for i, each in enumerate(sentences) if len(each) + 2 > limit]:
         raise UserError(
-            f"sentence {long[0] + 1} has {len(sentences[long[0]]):,} tokens, and the model has max_positions={limit}, "
+            f"sentence {long[0] + 1} has {len(sentences[long[0]]):,} tokens, but the model has max_positions={limit}, "
             "of which [CLS] and [SEP] take two; remove the task, or evaluate a model with more positions"
         )
 
@@ -155,7 +158,8 @@ def pseudo_log_likelihoods(
 
 
 def predict(model: Model, queries: Iterable[Query], batch_tokens: int = BATCH_TOKENS) -> Iterator[Prediction]:
-    """The answers, in the order of the queries, which are packed into batches in this order: sort them by length."""
+    """Yield the answers, in the order of the queries, which are packed into batches in this order: sort them by
+    length."""
     model.eval()
     batch: list[Query] = []
     tokens = 0
@@ -197,12 +201,13 @@ def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
 
 
 def _longest_first(lengths: list[int]) -> list[int]:
-    """Sequences of similar length make batches without padding, and the batch that needs most memory comes first."""
+    """Return indexes, the longest sequence first: batches need no padding, and the one that needs most memory comes
+    first."""
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
 
 def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The token ids of each text, without special tokens."""
+    """Return the token ids of each text, without special tokens."""
     assert texts
     ids, lengths = tokenizer.encode(texts)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
@@ -211,14 +216,14 @@ def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 def encode_continuations(
     tokenizer: Tokenizer, special_ids: dict[str, int], context: str, continuations: Sequence[str]
 ) -> list[Continuation]:
-    """A text and what may follow it, each with the space that separates the two if there is one.
+    """Encode a text and its possible continuations, each with the space that separates the two if there is one.
 
     Context and continuation are encoded together. Tokens that all have in common with the context alone, after an end
     token, are the context: where a continuation changes the context's last token, that token is scored for all of them,
     so that their likelihoods remain comparable.
 
     Args:
-        special_ids: of the run's tokenizer, with end.
+        special_ids: special ids of the run's tokenizer, with end.
     """
     alone, *together = encode_each(tokenizer, [context, *(context + each for each in continuations)])
     shared = min(sum(1 for _ in takewhile(_equal, zip(alone, each, strict=False))) for each in together)
@@ -266,7 +271,7 @@ class ZeroShotResult:
 
 
 def accuracy_result(correct: NDArray[np.bool_], other_metrics: dict[str, float]) -> ZeroShotResult:
-    """The fraction of examples that are correct.
+    """Return the fraction of examples that are correct.
 
     Args:
         correct: bool (examples,), at least one.

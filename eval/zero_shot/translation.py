@@ -15,29 +15,29 @@ from multihop.eval.tasks.task import Task
 def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
     """Translate the task's sources, and compare with its references.
 
-    Other metrics are those of two floors that know nothing of translating: a copy of the source, and
-    `frequent_words` for every source.
+    Other metrics are those of two baselines that cannot translate: a copy of the source, and `frequent_words` for every
+    source.
 
     Returns:
-        What the trial's row says: value, other metrics, signatures. And its predictions: for each sentence what BLEU is
-        computed from, the words of its source, and its translation.
+        The trial's fields of the row: value, other metrics, signatures. And its predictions: for each sentence the
+        counts for BLEU, the words of its source, and its translation.
 
     Raises:
         UserError: the model does not translate, or sacrebleu is not installed.
     """
     # The training pairs were cleaned in the same way.
     sources, references = ([clean_side(example.texts[side]) for example in task.test] for side in (0, 1))
-    floors: dict[str, float] = {}
+    baselines: dict[str, float] = {}
     for name, answers in (("the source", sources), ("frequent words", [frequent_words(references)] * len(references))):
-        floor, more, _ = scores(answers, references)
-        floors |= {f"BLEU of {name}": floor, f"chrF of {name}": more["chrF"]}
+        bleu, more, _ = scores(answers, references)
+        baselines |= {f"BLEU of {name}": bleu, f"chrF of {name}": more["chrF"]}
     search = Search(int(task.settings["beams"]), float(task.settings["length_penalty"]))
     translations = [each.text for each in translate(trained, sources, search)]
     value, others, signatures = scores(translations, references)
     row = {
         "value": value,
         "dev_value": None,
-        "other_metrics": {**others, **floors},
+        "other_metrics": {**others, **baselines},
         "signatures": signatures,
         "examples": {"test": len(references)},
         "reported_on": "test",
@@ -50,9 +50,9 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
 
 
 def frequent_words(references: Sequence[str]) -> str:
-    """The answer of a system that reads no source: the most frequent words of the references, each once, the most
-    frequent first, as many as a reference has on average. It knows more of the test set than a count over training
-    pairs would tell it. Words are what spaces separate.
+    """Return the output of a system that reads no source: the most frequent words of the references, each once, the
+    most frequent first, as many as a reference has on average. It knows more of the test set than a count over training
+    pairs would. Spaces separate words.
     """
     counts = Counter(word for reference in references for word in reference.split())
     return " ".join(word for word, _ in counts.most_common(round(counts.total() / len(references))))

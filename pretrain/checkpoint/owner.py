@@ -42,20 +42,20 @@ class Owner(BaseModel):
         return self.run == other.run and (same_path or self.inode == other.inode)
 
 
-def claim_checkpoints(run_dir: Path, location: str, home: str | None = None) -> str:
+def claim_checkpoints(run_dir: Path, location: str, remote_run: str | None = None) -> str:
     """Check that a run's checkpoints can be written to a location that no other run owns; returns the run's id.
 
     If several runs claim a location at once, one gets it. A copy of a run's folder is another run, unless the location
     is inside it and was copied with it.
 
     Args:
-        home: The location of the run in an object store, if it has one: it has the run's id, and `run_dir` is one
+        remote_run: The location of the run if it is in an object store: its id is stored there, and `run_dir` is one
             node's copy.
 
     Raises:
         UserError: The location cannot be written to, or another run owns it.
     """
-    claimant = _owner_of(run_dir) if home is None else _owner_of_home(home)
+    claimant = _owner_of(run_dir) if remote_run is None else _owner_of_remote_run(remote_run)
     try:
         folder = open_folder(location)
         owner = read_owner(location)
@@ -123,15 +123,15 @@ def _owner_of(run_dir: Path) -> Owner:
         raise UserError(f"{path} does not say which run this is; {advice}") from None
 
 
-def _owner_of_home(home: str) -> Owner:
-    """The run of a location in an object store; assigns an id if it has none."""
-    folder = open_folder(home)
+def _owner_of_remote_run(location: str) -> Owner:
+    """Return the run at a location in an object store, which gets an id if it has none."""
+    folder = open_folder(location)
     folder.create(_IDENTITY, canonical_json({"run": secrets.token_hex(16)}), secrets.token_hex(4))
-    content = json_object(folder.read_bytes(_IDENTITY), f"{home}/{_IDENTITY}")
+    content = json_object(folder.read_bytes(_IDENTITY), f"{location}/{_IDENTITY}")
     try:
-        return Owner(run=str(content.get("run")), host="", run_dir=home, inode=0)
+        return Owner(run=str(content.get("run")), host="", run_dir=location, inode=0)
     except ValidationError:
-        raise UserError(f"{home}/{_IDENTITY} does not say which run this is; restore it from a copy") from None
+        raise UserError(f"{location}/{_IDENTITY} does not say which run this is; restore it from a copy") from None
 
 
 def _json_of(owner: Owner) -> bytes:

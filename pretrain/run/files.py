@@ -20,7 +20,7 @@ RESTART_FILE = "restart"
 ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
 """Files that rank 0 appends rows to."""
 JOURNAL = "journal"
-"""Folder of these rows in the home of a run in an object store."""
+"""Folder of a run in an object store with these rows."""
 
 
 def read_config(run_dir: Path) -> TrainingConfig:

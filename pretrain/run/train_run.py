@@ -32,7 +32,7 @@ from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.environment import HOME, MLFLOW_RUN_ID, START, SUPERVISED
+from multihop.pretrain.environment import LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.changes import training_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
@@ -69,7 +69,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
     if config.engine.deterministic:
         use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
-    streams = HOME in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
+    streams = REMOTE_RUN in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
     shard_request_dir = run_dir if streams else None
     data = open_dataset(run_dir / "data", await_shard if streams else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
@@ -85,7 +85,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, shard_request_dir
     )
     start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
-    journal = _journal(run_dir) if ranks.rank == 0 and HOME in os.environ else None
+    journal = _journal(run_dir) if ranks.rank == 0 and REMOTE_RUN in os.environ else None
     writer = _checkpoint_writer(run_dir, config, ranks, resume, journal)
     writer.prepare(start.engine.state()[0])
 
@@ -135,10 +135,10 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
-        if HOME not in os.environ:
+        if REMOTE_RUN not in os.environ:
             # For a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
             check_checkpoints_exist(run_dir, checkpoints)
-        run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(HOME))
+        run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(REMOTE_RUN))
     saved, rejected = newest_good_shared(checkpoints, ranks)
     if saved:
         check_steps_left(run_dir, config, saved.step)
@@ -157,7 +157,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
 def _journal(run_dir: Path) -> JournalWriter:
     """The writer that uploads rank 0's rows to the run's home; rows before a save are uploaded before its commit."""
     truncate_torn_line(run_dir / "metrics.jsonl")
-    return JournalWriter(open_folder(f"{os.environ[HOME]}/{JOURNAL}"), int(os.environ[START]), run_dir, ROWS)
+    return JournalWriter(open_folder(f"{os.environ[REMOTE_RUN]}/{JOURNAL}"), int(os.environ[LAUNCH]), run_dir, ROWS)
 
 
 def _checkpoint_writer(

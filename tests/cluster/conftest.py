@@ -14,8 +14,8 @@ def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray on two CPUs whose workers can import the packages and the files of tests."""
     import ray
 
-    here = Path(__file__).parent
-    folders = [here.parents[1] / "src", here.parent / "support", here / "ray", here / "runs"]
+    tests = Path(__file__).parent
+    folders = [tests.parents[1] / "src", tests.parent / "support", tests / "ray", tests / "runs"]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     start_ray(num_cpus=2, runtime_env={"env_vars": environment})

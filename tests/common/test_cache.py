@@ -12,12 +12,12 @@ from multihop.common.errors import UserError
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     """Three of a megabyte each, used one after the other."""
-    found = [tmp_path / name for name in "abc"]
-    for number, folder in enumerate(found):
+    result = [tmp_path / name for name in "abc"]
+    for number, folder in enumerate(result):
         with pin(folder):
             (folder / "data").write_bytes(bytes(10**6))
         os.utime(folder / ".in-use", (number, number))
-    return found
+    return result
 
 
 def left(folders: list[Path]) -> str:

@@ -37,8 +37,8 @@ class Outer(Section):
 
 
 def test_every_key_of_a_recipe_declares_what_it_decides() -> None:
-    found = effects_by_key(Recipe)
-    assert len(found) > 100 and all(found.values())
+    result = effects_by_key(Recipe)
+    assert len(result) > 100 and all(result.values())
 
 
 def test_a_field_that_declares_nothing_is_an_error() -> None:
@@ -69,7 +69,7 @@ def test_a_key_is_found_with_indexes_and_as_a_whole_section(key: str, decides: o
     assert effect_of(Outer, key) == decides
 
 
-def test_a_key_that_is_not_there() -> None:
+def test_a_key_that_does_not_exist() -> None:
     with pytest.raises(KeyError):
         effect_of(Outer, "inner.other")
 

@@ -63,7 +63,7 @@ def test_a_regular_file_is_read_also_through_a_link(tmp_path):
         (b'{"a": -9223372036854775809}', "it has an integer of more than 64 bits"),
     ],
 )
-def test_what_is_no_json_object_is_told_in_one_sentence_with_the_file_and_why(tmp_path, content, why):
+def test_what_is_no_json_object_is_reported_in_one_sentence_with_the_file_and_why(tmp_path, content, why):
     path = tmp_path / "state.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"state\.json is not a JSON object \(.*\); remove it$") as refused:

@@ -17,8 +17,8 @@ from multihop.common.errors import UserError
 from multihop.common.storage import open_folder
 
 
-def test_files_are_written_read_listed_and_removed(place: str) -> None:
-    folder = open_folder(place)
+def test_files_are_written_read_listed_and_removed(location: str) -> None:
+    folder = open_folder(location)
     assert folder.names() == [] and folder.size("a") is None
     with pytest.raises(FileNotFoundError):
         folder.read_bytes("a")
@@ -26,8 +26,8 @@ def test_files_are_written_read_listed_and_removed(place: str) -> None:
     folder.write_atomically("a", b"second")
     inner = folder.child("inner")
     inner.write_atomically("b", b"")
-    assert (inner.location, inner.names(), inner.read_bytes("b")) == (f"{place}/inner", ["b"], b"")
-    assert open_folder(place).names() == ["a", "inner"]
+    assert (inner.location, inner.names(), inner.read_bytes("b")) == (f"{location}/inner", ["b"], b"")
+    assert open_folder(location).names() == ["a", "inner"]
     assert folder.size("a") == 6 and folder.read_bytes("a") == b"second"
     folder.remove("a")
     folder.remove("a")
@@ -37,9 +37,9 @@ def test_files_are_written_read_listed_and_removed(place: str) -> None:
     assert folder.names() == [] and inner.names() == []
 
 
-def test_a_large_file_is_streamed_and_read_by_position(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_streamed_and_read_by_position(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multihop.common.s3._PART_BYTES", 6 * 2**20)  # no multiple of a block's size
-    folder, block = open_folder(place), bytes(range(256)) * 4096
+    folder, block = open_folder(location), bytes(range(256)) * 4096
 
     def blocks() -> Iterator[memoryview]:
         for _ in range(25):
@@ -56,10 +56,10 @@ def test_a_large_file_is_streamed_and_read_by_position(place: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("length", [20, 20_000_000])
-def test_a_write_that_fails_leaves_what_was_there(place: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_what_existed(location: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, or the file before; nobody sees half of the new one at any moment."""
     monkeypatch.setattr("multihop.common.s3._PART_BYTES", 6 * 2**20)
-    folder = open_folder(place)
+    folder = open_folder(location)
     folder.write_atomically("kept", b"old")
 
     def half() -> Iterator[bytes]:
@@ -138,13 +138,13 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
             open_folder(str(tmp_path)).read_bytes(name)
 
 
-def test_a_folder_gets_another_name(place: str) -> None:
-    folder = open_folder(place).child("old")
+def test_a_folder_gets_another_name(location: str) -> None:
+    folder = open_folder(location).child("old")
     for name in ("a", "b"):
         folder.write_atomically(name, name.encode())
-    folder.move_to(open_folder(place).child("new"))
-    moved = open_folder(f"{place}/new")
-    assert open_folder(place).names() == ["new"] and moved.names() == ["a", "b"] and moved.read_bytes("b") == b"b"
+    folder.move_to(open_folder(location).child("new"))
+    moved = open_folder(f"{location}/new")
+    assert open_folder(location).names() == ["new"] and moved.names() == ["a", "b"] and moved.read_bytes("b") == b"b"
 
 
 def test_a_relative_path_and_a_trailing_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_relative_path_and_a_trailing_slash(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "here" / "a").read_bytes() == b"1"
 
 
-def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None:
+def test_a_bucket_that_answers_busy_is_retried(s3: Any, bucket: str) -> None:
     folder = open_folder(f"{bucket}/run")
     before = len(s3.requests)
     s3.failures = 2
@@ -163,7 +163,7 @@ def test_a_bucket_that_answers_busy_is_asked_again(s3: Any, bucket: str) -> None
     assert s3.failures == 0 and len(s3.requests) > before + 4
 
 
-def test_a_bucket_that_is_busy_again_and_again_is_asked_for_ever(s3: Any, bucket: str) -> None:
+def test_a_bucket_that_is_busy_again_and_again_is_retried_for_ever(s3: Any, bucket: str) -> None:
     """More often than the 100 times that pyarrow's standard strategy retries in the life of a file system."""
     folder = open_folder(f"{bucket}/run")
     folder.write_atomically("a", b"whole")
@@ -215,7 +215,7 @@ def test_other_schemes_are_refused(location: str) -> None:
         open_folder(location)
 
 
-def test_a_bucket_that_is_not_there(s3: Any) -> None:
+def test_a_bucket_that_does_not_exist(s3: Any) -> None:
     with pytest.raises(UserError, match=r"bucket nowhere at http://127\.0\.0\.1:\d+ does not exist"):
         open_folder("s3://nowhere/run")
 

@@ -23,41 +23,41 @@ def refused(data: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         ({**PAIRS, "target_path": "b"}, "target_path=b is for two line files, and fields for files that hold both"),
-        ({**PAIRS, "field": "body"}, "field=body is for documents, and the source has pairs"),
-        ({**PAIRS, "documents": "line"}, "documents=line is for documents, and the source has pairs"),
-        ({**PAIRS, "language": "de"}, "language=de is for documents, and the source has pairs"),
+        ({**PAIRS, "field": "body"}, "field=body is for documents, but the source has pairs"),
+        ({**PAIRS, "documents": "line"}, "documents=line is for documents, but the source has pairs"),
+        ({**PAIRS, "language": "de"}, "language=de is for documents, but the source has pairs"),
         ({"path": "a", "target_path": "b", "documents": "line"}, "documents=line is for documents"),
         ({"path": "a", "target_path": "a"}, "target_path=a is the file of path"),
         ({"path": "a.tsv", "field": "body"}, "field=body is for documents"),
-        ({"path": "a.tsv.gz", "fields": FIELDS}, "fields has source=en, and a.tsv.gz is a .tsv file; give numbers"),
-        ({"path": "a", "fields": {"source": "en", "target": 2}}, "expected two names of fields, or for .tsv files two"),
-        ({"path": "a", "fields": {"source": 2, "target": 2}}, "expected two different ones"),
+        ({"path": "a.tsv.gz", "fields": FIELDS}, "fields has source=en, but a.tsv.gz is a .tsv file; give numbers"),
+        ({"path": "a", "fields": {"source": "en", "target": 2}}, "expected two names of fields, or two column numbers"),
+        ({"path": "a", "fields": {"source": 2, "target": 2}}, "expected two different fields"),
         ({"path": "a", "fields": {"source": 0, "target": 2}}, "columns are counted from 1"),
         ({"path": "a", "fields": {"source": "en"}}, "fields.target"),
     ],
 )
-def test_a_source_that_cannot_be_is_refused_by_its_key(source: dict[str, Any], told: str) -> None:
+def test_a_source_that_cannot_be_is_refused_by_its_key(source: dict[str, Any], expected: str) -> None:
     message = refused({"sources": [source]})
-    assert told in message and "sources.0" in message
+    assert expected in message and "sources.0" in message
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         ({"sources": [{"path": "a/"}, PAIRS]}, "data.sources[1] has pairs and data.sources[0] has documents"),
         ({"sources": [{"path": "a/"}, {"path": "b.tsv"}]}, "data.sources[1] has pairs"),
-        ({"sources": [PAIRS], "filters": {"c4": {}}}, "data.filters.c4 is for documents, and data.sources have pairs"),
+        ({"sources": [PAIRS], "filters": {"c4": {}}}, "data.filters.c4 is for documents, but data.sources have pairs"),
         ({"sources": [PAIRS], "filters": {"gopher_quality": {}}}, "data.filters.gopher_quality is for documents"),
         ({"sources": [PAIRS], "filters": {"language": {"keep": ["en"]}}}, "use data.filters.pairs.languages"),
-        ({"sources": [{"path": "a/"}], "filters": {"pairs": {}}}, "data.filters.pairs is given, and data.sources have"),
+        ({"sources": [{"path": "a/"}], "filters": {"pairs": {}}}, "data.filters.pairs is set, but data.sources have"),
         ({"sources": [PAIRS], "decontaminate": {"against": ["a.txt"], "action": "cut"}}, "action=cut would cut one"),
     ],
 )
-def test_rules_that_make_no_sense_for_pairs_are_refused(data: dict[str, Any], told: str) -> None:
-    assert told in refused(data)
+def test_rules_that_make_no_sense_for_pairs_are_refused(data: dict[str, Any], expected: str) -> None:
+    assert expected in refused(data)
 
 
 def test_columns_one_and_two_of_tsv_files_are_meant_without_fields() -> None:

@@ -60,8 +60,8 @@ def test_they_train_as_on_one_disk(three_hosts: Hosts, texts: Path, tmp_path: Pa
 
     hosts.slow_down(2, delay_s=0.05, loss=0.0)
     driver = train()
-    wait_for(lambda: len(list(cache.glob("multihop/homes/*/apart/metrics.jsonl"))) == 1, output)
-    (copy,) = cache.glob("multihop/homes/*/apart")
+    wait_for(lambda: len(list(cache.glob("multihop/remote-runs/*/apart/metrics.jsonl"))) == 1, output)
+    (copy,) = cache.glob("multihop/remote-runs/*/apart")
     wait_for(lambda: max(losses(copy), default=0) > 30, output)
     hosts.speed_up(2)
 
@@ -77,7 +77,7 @@ def test_they_train_as_on_one_disk(three_hosts: Hosts, texts: Path, tmp_path: Pa
     shutil.rmtree(cache)
     shutil.rmtree(disk / "cache")
     assert train().wait(timeout=900) == 0, output.read_text()
-    (copy,) = cache.glob("multihop/homes/*/apart")
+    (copy,) = cache.glob("multihop/remote-runs/*/apart")
     assert losses(copy) == losses(local)
     assert len(json_lines(copy / "launches.jsonl")) == 2
     assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()

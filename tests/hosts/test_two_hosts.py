@@ -94,7 +94,7 @@ def test_faults_of_links_and_ranks(hosts: Hosts, texts: Path, tmp_path: Path, ti
 
     hosts.unplug(1)
     run.restarted(1, "a link is down for good")
-    assert "fell silent" in run.said()
+    assert "stopped responding" in run.said()
     run.ends_as_undisturbed()
 
 
@@ -104,7 +104,7 @@ def test_hosts_that_leave_and_come(hosts: Hosts, texts: Path, tmp_path: Path, ti
 
     drain(hosts, 1, tmp_path)
     assert run.restarted(1, "a notice that a host will be taken away") <= 1
-    assert "a node is about to be taken away" in run.said()
+    assert "a node is about to be removed" in run.said()
     hosts.lose_power(1)
     run.goes_on("it is taken away")
 

@@ -1,4 +1,4 @@
-"""What a host has installed; and the program that prints it for a cluster's head, with the recipe of a run."""
+"""Lists what a host has installed; the program prints it for a cluster's head, with the recipe of a run."""
 
 import hashlib
 import json
@@ -16,14 +16,14 @@ _VERSIONS = ("ray", "torch", "deepspeed", "mlflow", "pyarrow", "sentencepiece", 
 
 
 def code_files(package: Path) -> list[Path]:
-    """The files of the package `multihop` in a directory, sorted by path."""
+    """Return the files of the package `multihop` in a directory, sorted by path."""
     paths = (path for name in PACKAGES for path in (package / name).rglob("*"))
     code = (path for path in paths if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
     return sorted([package / "__init__.py", *code])
 
 
 def code_hash(package: Path) -> str | None:
-    """The SHA-256 of paths and contents; None if a part of the package is missing."""
+    """Return the SHA-256 of paths and contents; None if a part of the package is missing."""
     if not all((package / name / "__init__.py").is_file() for name in (".", *PACKAGES)):
         return None
     digest = hashlib.sha256()
@@ -34,13 +34,13 @@ def code_hash(package: Path) -> str | None:
 
 
 def installed_code() -> str | None:
-    """The code hash of what `import multihop` would import; None if it is not installed."""
+    """Return the code hash of what `import multihop` would import; None if it is not installed."""
     spec = find_spec("multihop")
     return None if spec is None or spec.origin is None else code_hash(Path(spec.origin).parent)
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Versions of Python and of the libraries; None for a library that is missing."""
+    """Return the versions of Python and of the libraries; None for a library that is missing."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in _VERSIONS:
         try:
@@ -51,7 +51,7 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def recipe_of(run_dir: str) -> str | None:
-    """The text of a run's recipe.json, or None."""
+    """Return the text of a run's recipe.json, or None."""
     content = read(run_dir, "recipe.json")
     return None if content is None else content.decode()
 

@@ -61,8 +61,8 @@ def print_log(run: str, rank: str, start: str, variable: str = "", job_id: str =
 
 
 def processes_with(variable: str, value: str) -> Iterator[int]:
-    """Ids of the processes in whose environment `variable` has this value: a job's command and all descendants have
-    the job's id in their environment."""
+    """Yield the ids of the processes in whose environment `variable` has this value: a job's command and all
+    descendants have the job's id in their environment."""
     wanted = f"{variable}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it has ended

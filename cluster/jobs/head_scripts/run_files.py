@@ -31,7 +31,7 @@ _PARTS = {"metrics.jsonl": "journal/*.metrics.jsonl", "launches.jsonl": "journal
 
 
 def match_files(run: str, patterns: Sequence[str]) -> list[str]:
-    """Names of the files that match one of the patterns, sorted."""
+    """Return the names of the files that match one of the patterns, sorted."""
     if not run.startswith(_SCHEME):
         paths = {path for pattern in patterns for path in Path(run).glob(pattern) if path.is_file()}
         return sorted(path.relative_to(run).as_posix() for path in paths)
@@ -41,7 +41,7 @@ def match_files(run: str, patterns: Sequence[str]) -> list[str]:
 
 
 def read(run: str, name: str, offset: int = 0) -> bytes | None:
-    """The bytes of a file from `offset` on; None if it does not exist."""
+    """Return the bytes of a file from `offset` on; None if it does not exist."""
     if not run.startswith(_SCHEME):
         path = Path(run) / name
         if not path.is_file():
@@ -98,7 +98,7 @@ def _start(part: str) -> tuple[int, str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a file's name matches a glob pattern; `*` does not match a slash."""
+    """Return whether a file's name matches a glob pattern; `*` does not match a slash."""
     return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
 
 

@@ -114,7 +114,7 @@ def test_what_is_no_checkpoint_of_its_folder_is_a_sentence(run: Path) -> None:
     assert not rows["step-00000500"]["committed"] and "of step 100" in rows["step-00000500"]["note"]
 
 
-def test_a_run_whose_checkpoints_stand_elsewhere(run: Path, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_elsewhere(run: Path, tmp_path: Path) -> None:
     recipe = json.loads((run / "recipe.json").read_text())
     elsewhere = tmp_path / "elsewhere"
     save(elsewhere / "r", 7)
@@ -141,7 +141,7 @@ def test_average(tmp_path: Path) -> None:
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == {"a": (30, 2), "b": (4,)}
     assert torch.equal(weights["a"], torch.full((30, 2), 3.0)) and torch.equal(weights["b"], torch.ones(4))
     before, after = (
-        read_checkpoint_manifest(folder_of_step(str(place), 4)) for place in (tmp_path / "checkpoints", out)
+        read_checkpoint_manifest(folder_of_step(str(location), 4)) for location in (tmp_path / "checkpoints", out)
     )
     assert after.run != before.run and after.parent == before.content_hash() and after.kinds == ["weight"]
     assert invoke("verify", str(out)).exit_code == 0

@@ -31,11 +31,11 @@ def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_statistics_are_those_of_the_documents(folder: Path) -> None:
-    found, dataset = compute_statistics(folder / "data"), open_dataset(folder / "data")
-    assert [(part.split, part.source) for part in found.groups] == [
+    actual, dataset = compute_statistics(folder / "data"), open_dataset(folder / "data")
+    assert [(part.split, part.source) for part in actual.groups] == [
         (split, source) for split in ("train", "heldout") for source in (0, 1)
     ]
-    for part in found.groups:
+    for part in actual.groups:
         documents = getattr(dataset, part.split)
         of_source = [i for i in range(len(documents)) if documents.source(i) == part.source]
         lengths = sorted(len(documents.tokens(i)) for i in of_source)
@@ -43,14 +43,14 @@ def test_statistics_are_those_of_the_documents(folder: Path) -> None:
         assert part.sentences == sum(len(documents.sentence_ends(i)) for i in of_source)
         assert part.lengths[0] == lengths[0] and part.lengths[-1] == lengths[-1]
         assert part.lengths == sorted(part.lengths) and len(part.lengths) == len(QUANTILES)
-    for split, counts in found.length_counts.items():
+    for split, counts in actual.length_counts.items():
         lengths = getattr(dataset, split).lengths
         assert counts == [int(((lengths >= 2**k) & (lengths < 2 ** (k + 1))).sum()) for k in range(len(counts))]
         assert sum(counts) == len(lengths)
-    half = found.ids_that_make_up(0.5)
-    largest = np.sort(found.token_counts)[::-1]
-    assert largest[: half - 1].sum() < found.token_counts.sum() / 2 <= largest[:half].sum()
-    assert found.ids_that_make_up(1.0) == (found.token_counts > 0).sum()
+    half = actual.ids_that_make_up(0.5)
+    largest = np.sort(actual.token_counts)[::-1]
+    assert largest[: half - 1].sum() < actual.token_counts.sum() / 2 <= largest[:half].sum()
+    assert actual.ids_that_make_up(1.0) == (actual.token_counts > 0).sum()
 
 
 def test_verify_compares_what_the_manifest_says_of_the_tokenizer_with_the_tokenizer(folder: Path, capsys) -> None:
@@ -86,8 +86,8 @@ def test_stats_and_verify_accept_run_names_and_directories(
     assert by_name == data("stats", "runs/mine") == data("stats", "mine", "--runs", str(tmp_path / "runs"))
     assert by_name[0] == 0 and "copy of another" in by_name[1]
     assert [path.name for path in tmp_path.iterdir()] == ["runs"], "a command that shows something writes nothing"
-    told = json.loads(data("stats", str(folder / "data"), "--json")[1])
-    assert sum(part["documents"] for part in told["parts"]) == told["counts"]["encode"]["kept"]
+    statistics = json.loads(data("stats", str(folder / "data"), "--json")[1])
+    assert sum(part["documents"] for part in statistics["parts"]) == statistics["counts"]["encode"]["kept"]
     assert data("verify", str(folder))[0] == 0
 
     shard = next((folder / "data").glob("heldout-*.arrow"))

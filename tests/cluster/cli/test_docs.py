@@ -109,8 +109,8 @@ def test_a_key_in_a_table_exists_and_has_that_default(cells: list[str]) -> None:
 
 def keys() -> list[str]:
     """Every key in the text, also those that are shown with a value."""
-    found = {re.split(r": |=", span)[0] for span in spans()}
-    return sorted(key for key in found if KEY.fullmatch(key) and not key.endswith(".py"))
+    result = {re.split(r": |=", span)[0] for span in spans()}
+    return sorted(key for key in result if KEY.fullmatch(key) and not key.endswith(".py"))
 
 
 @pytest.mark.parametrize("key", keys())
@@ -126,9 +126,9 @@ def test_a_file_in_the_text_exists(path: str) -> None:
 def commands() -> list[str]:
     """Every `multihop …` in text and in code blocks, without comments and explanations."""
     in_blocks = re.compile(r"^ {4}(?:\$ )?(?:\.venv/bin/)?(multihop [^\n]*)", re.MULTILINE)
-    found = [match for page in PAGES for match in in_blocks.findall(page.read_text())]
-    found += [span for span in spans() if span.startswith("multihop ")]
-    return sorted({re.split(r"\s{3,}|\s+#", command)[0].strip() for command in found})
+    result = [match for page in PAGES for match in in_blocks.findall(page.read_text())]
+    result += [span for span in spans() if span.startswith("multihop ")]
+    return sorted({re.split(r"\s{3,}|\s+#", command)[0].strip() for command in result})
 
 
 @pytest.mark.parametrize("command", commands())

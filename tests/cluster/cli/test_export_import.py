@@ -93,12 +93,12 @@ def test_what_was_exported_opens_answers_and_comes_back(
 
 def test_which_checkpoint_is_exported(run: Path, tmp_path: Path) -> None:
     word = {step: load_weights(folder_of_step(str(run / "checkpoints"), step))["word.weight"] for step in (3, 7)}
-    places = {
+    locations = {
         "step": (run, "--step", "3"),
         "folder": (run / "checkpoints" / "step-00000003",),
         "newest": (run / "checkpoints",),
     }
-    for name, arguments in places.items():
+    for name, arguments in locations.items():
         assert checkpoints("export", *arguments, "--out", tmp_path / name).exit_code == 0
     (damaged,) = (run / "checkpoints" / "step-00000007").glob("*.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x55")
@@ -126,7 +126,7 @@ def test_an_encoder_without_heads_gets_fresh_ones(run: Path, tmp_path: Path) -> 
     assert weights["pooler.weight"].std() > 0 and not torch.equal(weights["pooler.weight"], known["pooler.weight"])
 
 
-def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, bert_data: Path, gpt2_data: Path) -> None:
+def test_mistakes_are_reported_in_a_sentence(run: Path, tmp_path: Path, bert_data: Path, gpt2_data: Path) -> None:
     out = tmp_path / "out"
     assert "and no directory of that name" in refusal("export", tmp_path / "nothing", "--out", out)
     assert "never committed" in refusal("export", run, "--step", "5", "--out", out)

@@ -52,9 +52,9 @@ def answer(*arguments: str | Path, given: str | bytes = "") -> str:
 
 def refusal(*arguments: str | Path, given: str | bytes = "") -> str:
     """The sentence that main() prints before it ends with code 2."""
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as actual:
         CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
-    return str(found.value)
+    return str(actual.value)
 
 
 def rows(text: str) -> list[dict[str, Any]]:
@@ -71,10 +71,10 @@ def test_filled_masks_are_those_of_the_pipeline(run_of: RunOf, family: str) -> N
         theirs = filler(row["text"])
         theirs = theirs if isinstance(theirs[0], list) else [theirs]
         assert [[each["id"] for each in mask] for mask in row["masks"]] == [[e["token"] for e in m] for m in theirs]
-        for mine, other in zip(row["masks"], theirs, strict=True):
+        for own_rank, other in zip(row["masks"], theirs, strict=True):
             scores = [each["score"] for each in other]
-            np.testing.assert_allclose([each["probability"] for each in mine], scores, atol=1e-5)
-            assert [each["token"].strip() for each in mine] == [each["token_str"].strip() for each in other]
+            np.testing.assert_allclose([each["probability"] for each in own_rank], scores, atol=1e-5)
+            assert [each["token"].strip() for each in own_rank] == [each["token_str"].strip() for each in other]
 
 
 @pytest.mark.parametrize("family", CAUSAL)
@@ -85,14 +85,16 @@ def test_greedy_continuations_are_those_of_the_pipeline(run_of: RunOf, family: s
     run, made = run_of(family), list[list[int]]()
     generator = pipeline("text-generation", model=str(run / "exported"))
     for prompt in PROMPTS:
-        (found,) = generator(prompt, max_new_tokens=24, do_sample=False, return_tensors=True)
-        made.append(found["generated_token_ids"])
+        (actual,) = generator(prompt, max_new_tokens=24, do_sample=False, return_tensors=True)
+        made.append(actual["generated_token_ids"])
     trained = load_model(str(run))
     prompts = [encode_prompt(trained, prompt) for prompt in PROMPTS]
     columns = zip(*generate_tokens(trained, prompts, 24), strict=True)
-    mine = [[*prompt, *(t for t in column if t is not None)] for prompt, column in zip(prompts, columns, strict=True)]
+    own_rank = [
+        [*prompt, *(t for t in column if t is not None)] for prompt, column in zip(prompts, columns, strict=True)
+    ]
     end = trained.special_ids["end"]
-    assert mine == [ids[:-1] if ids[-1] == end else ids for ids in made]
+    assert own_rank == [ids[:-1] if ids[-1] == end else ids for ids in made]
     # The pipeline's own text lacks the space between the prompt and a word that begins after it.
     texts = [generator.tokenizer.decode(ids, skip_special_tokens=True) for ids in made]
     together = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
@@ -107,9 +109,9 @@ def test_mean_embeddings_are_those_of_the_pipeline(run_of: RunOf, family: str) -
 
     run = run_of(family)
     extract = pipeline("feature-extraction", model=str(run / "exported"))
-    found = rows(answer("embed", run, given="\n".join(PROMPTS) + "\n"))
-    assert [row["text"] for row in found] == PROMPTS
-    for row in found:
+    actual = rows(answer("embed", run, given="\n".join(PROMPTS) + "\n"))
+    assert [row["text"] for row in actual] == PROMPTS
+    for row in actual:
         (states,) = extract(row["text"])
         assert row["tokens"] == len(states)
         np.testing.assert_allclose(row["embedding"], np.mean(states, 0), atol=1e-5)
@@ -136,8 +138,8 @@ def test_where_a_model_may_be(run_of: RunOf) -> None:
     """A run's name, its directory, its checkpoints, one of them and an export give the same answer."""
     run = run_of("bert")
     of_step = run / "checkpoints" / "step-00000007"
-    places = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]
-    answers = {answer("fill-mask", place, TEXTS[0], "--json", *options) for place, *options in places}
+    locations = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]
+    answers = {answer("fill-mask", location, TEXTS[0], "--json", *options) for location, *options in locations}
     assert len(answers) == 1
     (exported,), (ours,) = rows(answer("fill-mask", run / "exported", TEXTS[0], "--json")), rows(answers.pop())
     assert exported["masks"] == ours["masks"]
@@ -156,8 +158,8 @@ def test_maps_are_drawn_of_lines_that_are_translated(pairs_data: Path, tmp_path:
 
 
 def test_lines_end_only_at_line_feeds_and_a_byte_order_mark_is_dropped(run_of: RunOf) -> None:
-    found = rows(answer("embed", run_of("gpt2"), given="\ufeffriver\nstone\rlight\r\nwinter"))
-    assert [row["text"] for row in found] == ["river", "stone\rlight", "winter"]
+    actual = rows(answer("embed", run_of("gpt2"), given="\ufeffriver\nstone\rlight\r\nwinter"))
+    assert [row["text"] for row in actual] == ["river", "stone\rlight", "winter"]
 
 
 def test_input_that_a_shell_has_consumed_is_not_read_again(pairs_data: Path, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_text_ends_where_the_models_positions_do(run_of: RunOf) -> None:
     assert rows(result.stdout)[0]["tokens"] == 64 and "1 texts were cut" in result.stderr
 
 
-def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
     bert, gpt2 = run_of("bert"), run_of("gpt2")
     assert "is a GPT-2, which fills no masks; use `multihop generate`" in refusal("fill-mask", gpt2, TEXTS[0])
     assert "is a BERT, which does not continue texts" in refusal("generate", bert, "--prompt", "The")
@@ -215,8 +217,8 @@ def test_mistakes_are_told_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
     assert "max_positions=64" in refusal("fill-mask", bert, "[MASK] river" * 60)
     assert "existing runs: albert" in refusal("fill-mask", "ghost", TEXTS[0], "--runs", run_of("albert").parent)
     for before in (1, 70):
-        told = refusal("embed", bert, given="river\n" * before + "\nstone\n")
-        assert f"standard input, line {before + 1}: '' has no tokens; remove the line" in told
+        message = refusal("embed", bert, given="river\n" * before + "\nstone\n")
+        assert f"standard input, line {before + 1}: '' has no tokens; remove the line" in message
     assert "standard input, line 2: byte 3 of the line is not UTF-8" in refusal(
         "embed", bert, given=b"river\nsto\xffne\n"
     )

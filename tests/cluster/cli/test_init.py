@@ -94,14 +94,14 @@ def test_a_glob_and_a_name_that_no_run_may_have(folder: Path) -> None:
     assert loaded("ber-uns.yaml").name == "ber-uns"
 
 
-def test_nothing_is_overwritten_without_being_told(folder: Path) -> None:
+def test_nothing_is_overwritten_without_force(folder: Path) -> None:
     (folder / "verses.txt").write_text("\n".join(texts(400)))
     (folder / "verses.yaml").write_text("mine")
     assert refused("verses.txt") == "verses.yaml exists; choose another --out, or replace it with --force"
     assert (folder / "verses.yaml").read_text() == "mine"
     init("verses.txt", "--force")
     assert loaded("verses.yaml").name == "verses"
-    assert "missing is no directory" in refused("verses.txt", "--out", "missing/a.yaml")
+    assert "missing is not a directory" in refused("verses.txt", "--out", "missing/a.yaml")
 
 
 def test_several_fields_are_named_and_one_can_be_chosen(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_no_text_is_refused_with_what_to_do(folder: Path) -> None:
     (folder / "few.txt").write_text("one two three\n\nfour five six\n")
     write_rows(folder / "numbers.jsonl", [{"id": 1}] * 10)
     assert "gone.txt does not exist; correct the path" in refused("gone.txt")
-    assert "labels.csv is a .csv file, and texts to train on are .txt, " in refused("labels.csv")
+    assert "labels.csv is a .csv file, but texts to train on are .txt, " in refused("labels.csv")
     assert "`multihop recipes copy translation`" in refused("pairs.tsv")
     assert refused("empty.txt") == "empty.txt has no readable text; correct the path, the files or --field"
     assert "have about 26 bytes, and a tokenizer and a model learn nothing from less" in refused("few.txt")

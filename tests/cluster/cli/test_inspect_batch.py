@@ -82,8 +82,8 @@ def inspect(prepared: tuple[Path, Path], *arguments: str) -> str:
 
 
 def inspected(prepared: tuple[Path, Path], *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(inspect(prepared, "--json", *arguments))
-    return found
+    actual: dict[str, Any] = json.loads(inspect(prepared, "--json", *arguments))
+    return actual
 
 
 def without_rank(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -92,14 +92,14 @@ def without_rank(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("step", "phase", "size"), [(0, 0, 3), (2, 0, 5), (4, 0, 5), (7, 1, 7)])
 def test_a_step_has_its_samples(prepared: tuple[Path, Path], step: int, phase: int, size: int) -> None:
-    found = inspected(prepared, "--step", str(step))
-    assert (found["step"], found["phase"], found["skipped"]) == (step, phase, step == 4)
-    assert len(found["samples"]) == size
-    for sample in found["samples"]:
+    actual = inspected(prepared, "--step", str(step))
+    assert (actual["step"], actual["phase"], actual["skipped"]) == (step, phase, step == 4)
+    assert len(actual["samples"]) == size
+    for sample in actual["samples"]:
         assert {"sample", "epoch", "document", "source", "text"} <= set(sample) and "rank" not in sample
         assert all(part["stop"] > part["start"] for part in sample["documents"])
         assert len({part["source"] for part in sample["documents"]}) == 1  # weighted sources do not share samples
-    assert found == inspected(prepared, "--step", str(step))
+    assert actual == inspected(prepared, "--step", str(step))
     assert not (prepared[1] / "looked-into").exists()
 
 
@@ -243,10 +243,10 @@ def test_pairs_are_shown_side_by_side(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(recipe))
     loaded = load_recipe(path, [])
     prepare(loaded.data, loaded.tokenizer, runs / ".prepared" / sources_key(loaded.data) / "set")
-    found = inspected((path, runs), "--step", "3", "--world-size", "2")["samples"]
+    actual = inspected((path, runs), "--step", "3", "--world-size", "2")["samples"]
     sides = {f"{one}</s> {other}</s>".replace(" ", "") for one, other in map(pair, range(60))}
-    assert len(found) > 2 and {sample["text"].replace(" ", "") for sample in found} <= sides
-    assert {sample["rank"] for sample in found} == {0, 1}
-    for sample in found:
+    assert len(actual) > 2 and {sample["text"].replace(" ", "") for sample in actual} <= sides
+    assert {sample["rank"] for sample in actual} == {0, 1}
+    for sample in actual:
         first, second = sample["documents"]
         assert first["document"] == second["document"] and first["start"] == 0 and first["stop"] == second["start"]

@@ -18,8 +18,8 @@ PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 
 def files_of(package: Path) -> set[str]:
     """The files of `multihop` in a directory, without byte code."""
-    found = (path for name in PACKAGES for path in (package / name).rglob("*") if path.is_file())
-    return {path.relative_to(package).as_posix() for path in found if path.suffix != ".pyc"}
+    result = (path for name in PACKAGES for path in (package / name).rglob("*") if path.is_file())
+    return {path.relative_to(package).as_posix() for path in result if path.suffix != ".pyc"}
 
 
 @pytest.fixture(scope="module")

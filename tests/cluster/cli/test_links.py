@@ -29,12 +29,12 @@ def links(page: Path) -> Iterator[str]:
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub and MyST give the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.M)
-    found: list[str] = []
+    result: list[str] = []
     for title in titles:
         slug = re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
-        repeated = sum(1 for other in found if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other))
-        found.append(f"{slug}-{repeated}" if repeated else slug)
-    return set(found)
+        repeated = sum(1 for other in result if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other))
+        result.append(f"{slug}-{repeated}" if repeated else slug)
+    return set(result)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -35,4 +35,4 @@ def test_nothing_is_overwritten_and_an_unknown_name_is_refused(tmp_path: Path) -
     assert isinstance(done.exception, ValueError) and "reviews.yaml exists" in str(done.exception)
     assert [path.name for path in tmp_path.rglob("*")] == ["reviews.yaml"]
     unknown = CliRunner().invoke(app, ["recipes", "copy", "bert-bas"])
-    assert "bert-bas is not the name of a recipe; known here: albert-base, " in str(unknown.exception)
+    assert "bert-bas is not the name of a recipe; known names: albert-base, " in str(unknown.exception)

@@ -90,10 +90,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         finally:
             os.environ.clear()
             os.environ.update(before)
-            there = [
+            children = [
                 process for node in nodes for process in (node, *psutil.Process(node.pid).children(recursive=True))
             ]
-            for process in there:
+            for process in children:
                 with suppress(psutil.NoSuchProcess, ProcessLookupError):
                     process.kill()
             for node in nodes:
@@ -135,16 +135,16 @@ def test_the_faults_of_a_node_are_found_with_its_name(cluster: Cluster, tmp_path
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     head, other = report["nodes"]
-    found = {(finding["node"], finding["check"]): finding for finding in report["findings"]}
-    assert "deepspeed 0.1.0" in found[other, "version"]["seen"]
-    assert f"{LIMIT} open files" in found[other, "open files"]["seen"]
+    result = {(finding["node"], finding["check"]): finding for finding in report["findings"]}
+    assert "deepspeed 0.1.0" in result[other, "version"]["seen"]
+    assert f"{LIMIT} open files" in result[other, "open files"]["seen"]
     if cluster.has_full_disk:
-        assert "0.1 GB of 0.1 GB free" in found[other, "disk"]["seen"]
-    assert not {check for node, check in found if node == head} & {"version", "open files"}
-    assert not {check for _, check in found} & {"machine", "clock", "node", "room", "environment"}
+        assert "0.1 GB of 0.1 GB free" in result[other, "disk"]["seen"]
+    assert not {check for node, check in result if node == head} & {"version", "open files"}
+    assert not {check for _, check in result} & {"machine", "clock", "node", "room", "environment"}
     for facts in report["nodes"].values():
-        place = facts["stores"][str(runs)]
-        assert place["same"] and place["write_rate"] > 0 and place["read_rate"] > 0
+        location = facts["stores"][str(runs)]
+        assert location["same"] and location["write_rate"] > 0 and location["read_rate"] > 0
         assert all(device["wrong"] == 0 and device["flops"] > 0 for device in facts["compute"]["devices"])
     assert sum(facts["stores"][str(runs)]["created"] for facts in report["nodes"].values()) == 1
     assert [link["nodes"] for link in report["links"]] == [[head], [other], [head, other]]

@@ -14,15 +14,15 @@ pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(900)]
 
 def test_two_steps_with_a_checkpoint_between_them(texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "rehearsed", 500)
-    place = f"checkpoint.location={tmp_path / 'checkpoints'}"
-    recipe, runs = load_recipe(tmp_path / "recipe.yaml", [place]), tmp_path / "runs"
+    location = f"checkpoint.location={tmp_path / 'checkpoints'}"
+    recipe, runs = load_recipe(tmp_path / "recipe.yaml", [location]), tmp_path / "runs"
     assert "not prepared" in smoke_test(recipe, runs)["skipped"]
     run_stages(recipe, runs, ("prep",))
     before = sorted(path.name for path in runs.iterdir())
 
-    found = smoke_test(recipe, runs)
-    assert found.keys() == {"first_s", "second_s"}, found
-    failed = smoke_test(load_recipe(tmp_path / "recipe.yaml", [place, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
+    result = smoke_test(recipe, runs)
+    assert result.keys() == {"first_s", "second_s"}, result
+    failed = smoke_test(load_recipe(tmp_path / "recipe.yaml", [location, "cluster.env=[NO_SUCH_VARIABLE]"]), runs)
     assert "has no NO_SUCH_VARIABLE" in failed["error"]
     assert sorted(path.name for path in runs.iterdir()) == before
     assert list((tmp_path / "checkpoints").iterdir()) == []

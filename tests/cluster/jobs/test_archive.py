@@ -66,19 +66,19 @@ def test_the_same_content_makes_the_same_archive_and_the_hash_tells_code_apart(
     repository: Path, tmp_path: Path
 ) -> None:
     one, again = tmp_path / "one.zip", tmp_path / "again.zip"
-    here = version_of(repository)
-    write_archive(one, {"recipe.yaml": b"a: 1"}, code_to_send(here), LIMIT)
-    before = code_hash(here.package)
+    local = version_of(repository)
+    write_archive(one, {"recipe.yaml": b"a: 1"}, code_to_send(local), LIMIT)
+    before = code_hash(local.package)
     (repository / "cluster" / "__init__.py").touch()
-    write_archive(again, {"recipe.yaml": b"a: 1"}, code_to_send(here), LIMIT)
-    assert one.read_bytes() == again.read_bytes() and code_hash(here.package) == before
+    write_archive(again, {"recipe.yaml": b"a: 1"}, code_to_send(local), LIMIT)
+    assert one.read_bytes() == again.read_bytes() and code_hash(local.package) == before
     with zipfile.ZipFile(one) as archive:
         assert archive.read("recipe.yaml") == b"a: 1"
         assert not any(name.startswith(("/", "..", ".git/")) for name in archive.namelist())
     (repository / "cluster" / "__init__.py").rename(repository / "cluster" / "other.py")
-    assert code_hash(here.package) is None  # a package is missing
+    assert code_hash(local.package) is None  # a package is missing
     (repository / "cluster" / "__init__.py").write_text('"""cluster"""\n')
-    assert code_hash(here.package) not in (None, before)
+    assert code_hash(local.package) not in (None, before)
 
 
 def test_an_archive_that_ray_would_refuse_is_refused_with_its_largest_files(repository: Path, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_a_name_that_is_not_utf_8_is_refused(repository: Path, tmp_path: Path) -
 
 
 def test_this_checkout_can_be_sent(tmp_path: Path) -> None:
-    here = code_version()
-    assert here.checkout == ROOT and code_hash(here.package) is not None
-    sent = set(code_to_send(here))
+    local = code_version()
+    assert local.checkout == ROOT and code_hash(local.package) is not None
+    sent = set(code_to_send(local))
     assert {
         "multihop/cluster/jobs/head_scripts/inspect_head.py",
         "multihop/pretrain/run/worker.py",

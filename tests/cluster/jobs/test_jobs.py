@@ -159,14 +159,14 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     stopped = multihop(one, "stop", "small", *there)
     assert stopped.returncode == 0 and "small was stopped; submit it again" in stopped.stdout
     printed = [ended(one, first, 75), ended(two, second, 75)]
-    assert sum("does this already; following it" in each for each in printed) == 1
+    assert sum("already runs this; following its output" in each for each in printed) == 1
     assert all("a new run" in each and "pretrain  " in each for each in printed)
     saved = max(losses(run))
     assert saved < 800
 
     done = multihop(one, *submit)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same as that of the existing run" in done.stdout and "small is done" in done.stderr
+    assert "as in the existing run" in done.stdout and "small is done" in done.stderr
     assert json_lines(run / "launches.jsonl")[-1]["step"] >= 10 and sorted(losses(run)) == list(range(1, 801))
     assert set(re.findall(r"small-\d", done.stdout + printed[0])) == {"small-1", "small-2"}
 
@@ -192,13 +192,13 @@ def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, 
     runs, there = str(tmp_path / "runs"), ("--address", address)
     submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there]
     # Two orders for one run at the same time: the head takes one.
-    places = [make_workplace(made(tmp_path / name), texts, "long", 100_000) for name in ("a", "b")]
-    both = [begin(place, *submit, f"phases[0].lr={number}e-3") for number, place in enumerate(places, start=1)]
+    locations = [make_workplace(made(tmp_path / name), texts, "long", 100_000) for name in ("a", "b")]
+    both = [begin(place, *submit, f"phases[0].lr={number}e-3") for number, place in enumerate(locations, start=1)]
     run = tmp_path / "runs" / "long"
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) > 15)
     wait_for(lambda: any(command.poll() is not None for command in both))
     lost = next(number for number, command in enumerate(both) if command.poll() is not None)
-    refused, following, place = ended(places[lost], both[lost], 2), both[1 - lost], places[1 - lost]
+    refused, following, place = ended(locations[lost], both[lost], 2), both[1 - lost], locations[1 - lost]
     assert "runs long with another recipe (phases[0].lr was" in refused
     assert multihop(place, "jobs", *there).stdout.count("long-") == 1
     follows = begin(made(tmp_path / "log"), "logs", "long", "--rank", "0", "-f", *there)
@@ -244,10 +244,10 @@ def made(folder: Path) -> Path:
 
 def command_of(process: psutil.Process) -> list[str]:
     try:
-        found: list[str] = process.cmdline()
+        result: list[str] = process.cmdline()
     except psutil.Error:
         return []
-    return found
+    return result
 
 
 def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -
     assert "this is the code that was sent" in done.stdout
 
 
-def test_a_run_whose_home_is_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
+def test_a_run_in_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "stored", 12)
     there = ["--address", address]
     # What a node kept of a removed run of that name is no evidence that this run had checkpoints.
@@ -384,20 +384,20 @@ def test_a_submission_whose_response_is_lost_is_recognized(address: str, tmp_pat
     assert proxy.swallowed == 1
 
 
-def test_mistakes_are_told_in_a_sentence(
+def test_mistakes_are_reported_in_a_sentence(
     address: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_workplace(tmp_path, texts, "small", 10)
     submit = ["submit", "recipe.yaml", "--runs", "/runs"]
     nobody = multihop(tmp_path, "jobs", "--address", f"http://127.0.0.1:{free_port()}")
-    assert nobody.returncode == 2 and "no Ray dashboard answers there" in nobody.stderr
+    assert nobody.returncode == 2 and "no Ray dashboard answers at it" in nobody.stderr
     relative = multihop(tmp_path, *submit, "data.sources[0].path=texts/*.txt", "--address", address)
     assert relative.returncode == 2 and "data.sources[0].path=texts/*.txt is relative" in relative.stderr
     no_url = multihop(tmp_path, "jobs", "--address", address.removeprefix("http://"))
     assert no_url.returncode == 2 and "is not the URL of a Ray dashboard" in no_url.stderr
     assert no_url.stderr.count("\n") == 1
     unknown = multihop(tmp_path, "stop", "nothing", "--address", address)
-    assert unknown.returncode == 2 and "no job of a run nothing" in unknown.stderr
+    assert unknown.returncode == 2 and "the run nothing has no job" in unknown.stderr
     monkeypatch.setenv("RAY_AUTH_TOKEN", "00" * 32)
     for command in (["jobs"], ["logs", "small"], ["stop", "small"], submit):
         refused = multihop(tmp_path, *command, "--address", address)

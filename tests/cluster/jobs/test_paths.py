@@ -51,6 +51,6 @@ def test_the_directory_of_the_runs_must_be_absolute_too(texts: Path, tmp_path: P
 def test_absolute_paths_and_uris_are_accepted(texts: Path, tmp_path: Path) -> None:
     recipe = make_workplace(tmp_path, texts, "small", 1) / "recipe.yaml"
     given = ["data.sources[0].path=package:nltk/*.txt", "checkpoint.location=s3://bucket/all", "eval.data_dir=/tasks"]
-    found = load_for_cluster(recipe, [*given, "tracking.uri=sqlite:////shared/mlflow.db"], "/shared/runs")
-    assert found.checkpoint.location == "s3://bucket/all"
+    result = load_for_cluster(recipe, [*given, "tracking.uri=sqlite:////shared/mlflow.db"], "/shared/runs")
+    assert result.checkpoint.location == "s3://bucket/all"
     assert load_for_cluster(recipe, [SHARED, "tracking.uri=http://mlflow:5000"], None).checkpoint.location is None

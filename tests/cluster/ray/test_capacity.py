@@ -18,11 +18,11 @@ from multihop.cluster.ray.capacity import Capacity
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head with one CPU."""
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    ray.init(address=found.address, log_to_driver=False)
-    yield found
+    result = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=result.address, log_to_driver=False)
+    yield result
     ray.shutdown()
-    found.shutdown()
+    result.shutdown()
 
 
 def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
@@ -35,18 +35,18 @@ def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
 
 def asked_for() -> list[dict[str, float]]:
     """What an autoscaler, which this cluster lacks, would be told to have room for."""
-    found: list[dict[str, float]] = json.loads(internal_kv._internal_kv_get("autoscaler_resource_request"))
-    return found
+    result: list[dict[str, float]] = json.loads(internal_kv._internal_kv_get("autoscaler_resource_request"))
+    return result
 
 
 def check(nodes: Capacity, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert [nodes.room_to_start() for _ in range(3)] == [0] * 3
     assert asked_for() == [{"CPU": 1}] * 3
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     pattern = (
         r"(\S+) waiting for nodes since \1: the cluster has 1 of the 2 CPUs that cluster.workers=\[2, 3\] needs; .*\n"
     )
-    assert re.fullmatch(pattern, said)
+    assert re.fullmatch(pattern, output)
     added = cluster.add_node(num_cpus=1)
     assert nodes.room_to_start() == 2
     assert re.fullmatch(r"\S+ the cluster has 2 free CPUs again, after \d+ s\n", capsys.readouterr().err)
@@ -73,20 +73,20 @@ def test_resources_of_other_jobs_do_not_count(cluster: Cluster, capsys: pytest.C
         assert "the cluster has 3 free CPUs again" in capsys.readouterr().err
 
 
-def check_told(said: str) -> bool:
+def check_told(output: str) -> bool:
     pattern = (
         r"(\S+) waiting for other jobs since \1: 1 of the cluster's 3 CPUs are free, of the 2 CPUs that "
         r"cluster.workers=2 needs; training resumes when they are\n"
     )
-    assert not said or re.fullmatch(pattern, said)
-    return bool(said)
+    assert not output or re.fullmatch(pattern, output)
+    return bool(output)
 
 
 def other_of(cpus: float) -> Any:
     """Something that is no rank, and holds so many CPUs."""
-    found: Any = ray.remote(threading.Event).options(num_cpus=cpus).remote()
-    ray.get(found.is_set.remote(), timeout=60)
-    return found
+    result: Any = ray.remote(threading.Event).options(num_cpus=cpus).remote()
+    ray.get(result.is_set.remote(), timeout=60)
+    return result
 
 
 def until(condition: Callable[[], bool]) -> bool:

@@ -37,9 +37,9 @@ sys.stdin.read()
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head with one CPU."""
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    yield found
-    found.shutdown()
+    result = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield result
+    result.shutdown()
 
 
 def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
@@ -61,9 +61,9 @@ def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
     cluster.remove_node(node, allow_graceful=False)
     wait_for(lambda: starts() == [1, 2, 1] and max(losses(run)) > grown + 150, tmp_path, command)
     command.terminate()
-    said = ended(tmp_path, command, 75)
+    printed = ended(tmp_path, command, 75)
 
-    assert "the cluster has room for 2 ranks instead of 1: they restart" in said and "the ranks failed" in said
+    assert "the cluster has room for 2 ranks instead of 1: they restart" in printed and "the ranks failed" in printed
     assert [row["step"] for row in json_lines(run / "launches.jsonl")][1] >= grown  # nothing was trained twice
     last = max(losses(run))
     multihop(tmp_path, *recipe, "name=undisturbed", "cluster.workers=1", f"phases[0].steps={last}")
@@ -122,6 +122,6 @@ def test_a_run_without_free_resources_reports_that_it_waits(cluster: Cluster, te
     with other_job(cluster) as other:
         assert other.stdout is not None and "has a CPU" in other.stdout.readline()
         command = begin(tmp_path, "train", "recipe.yaml", "cluster.workers=1", "--address", cluster.address)
-        said = "0 of the cluster's 1 CPUs are free, of the 1 CPUs that cluster.workers=1 needs"
-        wait_for(lambda: said in (tmp_path / "output.txt").read_text(), tmp_path, command)
+        printed = "0 of the cluster's 1 CPUs are free, of the 1 CPUs that cluster.workers=1 needs"
+        wait_for(lambda: printed in (tmp_path / "output.txt").read_text(), tmp_path, command)
     assert "the cluster has 1 free CPUs again" in ended(tmp_path, command)

@@ -107,9 +107,9 @@ def test_a_signal_while_ray_starts_ends_the_command(
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_two_hundred_starts_end_on_a_signal(folder: Path, start_s: float) -> None:
-    found = {}
+    result = {}
     for part, kind in ALL:
         shutil.rmtree(folder / "runs", ignore_errors=True)
         if wrong := list(interrupted(folder, part * start_s, kind)):
-            found[part, kind.name] = wrong
-    assert found == {}
+            result[part, kind.name] = wrong
+    assert result == {}

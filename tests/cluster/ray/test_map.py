@@ -48,8 +48,8 @@ def call(given: tuple[Callable[[Any], Any], Any]) -> Any:
     return function(item)
 
 
-def write_slowly(place: tuple[Path, str]) -> None:
-    folder, name = place
+def write_slowly(location: tuple[Path, str]) -> None:
+    folder, name = location
     with atomic_replace(folder / name) as temporary:
         temporary.touch()
         for _ in range(10_000):  # Ray interrupts between two instructions, not in one that waits
@@ -74,12 +74,12 @@ def test_a_task_whose_worker_is_killed_runs_again(tmp_path):
     assert len(pids) == 3 and os.getpid() not in pids
 
 
-def test_a_task_that_nobody_survives_is_told_in_a_sentence():
+def test_a_task_that_nobody_survives_is_reported_in_a_sentence():
     with pytest.raises(WorkerDiedError, match="the worker of item 1 died 4 times, probably out of memory"):
         list(map_on_ray(die_always, [1], "item {}".format))
 
 
-def test_mistakes_and_a_full_disk_are_told_as_they_are():
+def test_mistakes_and_a_full_disk_are_reported_as_they_are():
     with pytest.raises(UserError) as caught:
         list(map_on_ray(refuse, ["one sentence", "another"]))
     assert str(caught.value) in {"one sentence", "another"}

@@ -32,7 +32,7 @@ with ray_session(None, 1):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_it_is_tried_again_and_told_and_the_others_are_done(tmp_path: Path) -> None:
+def test_it_is_tried_again_and_reported_and_the_others_are_done(tmp_path: Path) -> None:
     memory = psutil.virtual_memory()
     if memory.available < 4 * ROOM:
         pytest.skip(f"this machine has {memory.available / 1e9:.0f} GB of memory free, and the test takes 8")
@@ -46,7 +46,7 @@ def test_it_is_tried_again_and_told_and_the_others_are_done(tmp_path: Path) -> N
         [sys.executable, "-c", CHILD, str(tmp_path / "found")], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json_lines(tmp_path / "found")
-    told = [each for each in found if isinstance(each, str)]
-    assert sorted(each for each in found if each not in told) == [2**28, 2**29]
-    assert len(told) == 1 and "died 4 times, probably out of memory" in told[0], told
+    result = json_lines(tmp_path / "found")
+    messages = [each for each in result if isinstance(each, str)]
+    assert sorted(each for each in result if each not in messages) == [2**28, 2**29]
+    assert len(messages) == 1 and "died 4 times, probably out of memory" in messages[0], messages

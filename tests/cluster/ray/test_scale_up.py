@@ -14,11 +14,11 @@ def row(step: int, time: float) -> dict[str, Any]:
 @pytest.fixture
 def scale_up() -> ScaleUpPolicy:
     """The first row 30 s after the ranks were asked for, then a second per step; 1,000 steps in all."""
-    found = ScaleUpPolicy(1000)
-    found.on_request(100.0)
+    result = ScaleUpPolicy(1000)
+    result.on_request(100.0)
     for step in range(1, 41):
-        found.observe(row(step, 129.0 + step))
-    return found
+        result.observe(row(step, 129.0 + step))
+    return result
 
 
 def test_a_restart_that_is_repaid_is_made_once_the_room_has_settled(scale_up: ScaleUpPolicy) -> None:
@@ -39,13 +39,13 @@ def test_the_end_of_a_run_is_not_disturbed(scale_up: ScaleUpPolicy) -> None:
 
 
 def test_without_a_known_rate_nothing_is_decided() -> None:
-    found = ScaleUpPolicy(1000)
-    found.on_request(100.0)
-    assert not found.is_worth_restart(1, 2, 130.0) and not found.is_worth_restart(1, 2, 150.0)
-    found.observe({"step": 0, "time": 140.0, "heldout_loss": 3.0})
-    found.observe(row(1, 141.0))
-    assert not found.is_worth_restart(1, 2, 160.0)
-    found.observe(row(2, 142.0))
-    assert found.is_worth_restart(1, 2, 161.0)
-    found.on_request(170.0)
-    assert not found.is_worth_restart(1, 2, 171.0) and not found.is_worth_restart(1, 2, 190.0)
+    result = ScaleUpPolicy(1000)
+    result.on_request(100.0)
+    assert not result.is_worth_restart(1, 2, 130.0) and not result.is_worth_restart(1, 2, 150.0)
+    result.observe({"step": 0, "time": 140.0, "heldout_loss": 3.0})
+    result.observe(row(1, 141.0))
+    assert not result.is_worth_restart(1, 2, 160.0)
+    result.observe(row(2, 142.0))
+    assert result.is_worth_restart(1, 2, 161.0)
+    result.on_request(170.0)
+    assert not result.is_worth_restart(1, 2, 171.0) and not result.is_worth_restart(1, 2, 190.0)

@@ -33,10 +33,10 @@ def test_a_process_that_does_not_start_is_reported_with_the_end_of_rays_logs(can
     assert why_ranks_wait(2, None) == "Ray has not placed 2 ranks yet"
     rank = RayTrainWorker.remote()
     deadline = time.monotonic() + 60
-    while "raylet.err ends with: " not in (said := why_ranks_wait(1, None)):
-        assert not ranks_have_processes() and time.monotonic() < deadline, said
-    assert rank and said.startswith("Ray has not started all processes of the 1 ranks: missing on ")
-    assert f"{PYTHON}: No such file or directory" in said
+    while "raylet.err ends with: " not in (output := why_ranks_wait(1, None)):
+        assert not ranks_have_processes() and time.monotonic() < deadline, output
+    assert rank and output.startswith("Ray has not started all processes of the 1 ranks: missing on ")
+    assert f"{PYTHON}: No such file or directory" in output
 
 
 def test_waiting_tasks_are_reported_with_requested_and_free_resources(two_cpus: None) -> None:

@@ -24,25 +24,25 @@ def refuse() -> None:
     raise AssertionError("it was lost")
 
 
-def test_one_at_a_time_and_again_when_it_has_ended(place: str) -> None:
-    there = open_folder(f"{place}/lease")
+def test_one_at_a_time_and_again_when_it_has_ended(location: str) -> None:
+    remote_location = open_folder(f"{location}/lease")
     in_use = pytest.raises(InUseError, match=r"is in use by process \d+ on .*; wait for that process to end")
-    with hold_lease(there, refuse), in_use, hold_lease(there, refuse):
+    with hold_lease(remote_location, refuse), in_use, hold_lease(remote_location, refuse):
         raise AssertionError("two hold it")
     for _ in range(12):
-        with hold_lease(there, refuse):
+        with hold_lease(remote_location, refuse):
             pass
-    assert len(there.names()) <= 6  # old ones are removed
+    assert len(remote_location.names()) <= 6  # old ones are removed
 
 
-def test_of_many_at_once_one_gets_it(place: str) -> None:
-    there, got, refused = open_folder(f"{place}/lease"), list[int](), list[int]()
+def test_of_many_at_once_one_gets_it(location: str) -> None:
+    remote_location, got, refused = open_folder(f"{location}/lease"), list[int](), list[int]()
     ready, done = threading.Barrier(4), threading.Event()
 
     def attempt(number: int) -> None:
         ready.wait()
         try:
-            with hold_lease(there, refuse):
+            with hold_lease(remote_location, refuse):
                 got.append(number)
                 done.wait(20)
         except InUseError:
@@ -58,25 +58,27 @@ def test_of_many_at_once_one_gets_it(place: str) -> None:
     assert (len(got), len(refused)) == (1, 3)
 
 
-def test_a_silent_holder_loses_it_and_is_told(tmp_path: Path) -> None:
-    there, lost = open_folder(str(tmp_path)), threading.Event()
-    with hold_lease(there, refuse):
+def test_a_silent_holder_loses_it_and_is_notified(tmp_path: Path) -> None:
+    remote_location, lost = open_folder(str(tmp_path)), threading.Event()
+    with hold_lease(remote_location, refuse):
         pass
-    there.create("00000002", b"{}", "dead")  # killed before it could prove anything
-    with hold_lease(there, lost.set):
-        assert "00000003" in there.names()
-        there.create("00000004", b"{}", "other")  # somebody else, after a minute in which the store was not reached
+    remote_location.create("00000002", b"{}", "dead")  # killed before it could prove anything
+    with hold_lease(remote_location, lost.set):
+        assert "00000003" in remote_location.names()
+        remote_location.create(
+            "00000004", b"{}", "other"
+        )  # somebody else, after a minute in which the store was not reached
         assert lost.wait(5)
 
 
 def test_a_store_that_is_unreachable_at_the_end_does_not_fail_the_work(bucket: str, s3: S3) -> None:
-    there = open_folder(f"{bucket}/lease")
+    remote_location = open_folder(f"{bucket}/lease")
     s3.failure = "400 Bad Request"  # which is not tried again by the library
-    with hold_lease(there, refuse):
+    with hold_lease(remote_location, refuse):
         s3.failures = 1_000
     s3.failures = 0
-    with hold_lease(there, refuse):  # after a silence
+    with hold_lease(remote_location, refuse):  # after a silence
         pass
-    with pytest.raises(RuntimeError, match="the block's own"), hold_lease(there, refuse):
+    with pytest.raises(RuntimeError, match="the block's own"), hold_lease(remote_location, refuse):
         s3.failures = 1_000
         raise RuntimeError("the block's own")

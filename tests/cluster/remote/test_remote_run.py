@@ -16,7 +16,7 @@ def test_one_driver_at_a_time_prepares_data_sets_of_the_same_sources(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, second = (RemoteRun(f"{bucket}/home", name) for name in ("one", "two"))
+    first, second = (RemoteRun(f"{bucket}/runs", name) for name in ("one", "two"))
     sources, others = (first.runs / ".prepared" / name for name in ("sources", "others"))
     inside, ended = threading.Event(), threading.Event()
 
@@ -29,7 +29,7 @@ def test_one_driver_at_a_time_prepares_data_sets_of_the_same_sources(
     holder.start()
     assert inside.wait(30)
     with second.lock_preparation(others) as location:
-        assert location == f"{bucket}/home/.prepared/others/work"
+        assert location == f"{bucket}/runs/.prepared/others/work"
     threading.Timer(15, ended.set).start()
     with second.lock_preparation(sources):
         assert ended.is_set()

@@ -30,8 +30,8 @@ def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spec(whole: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteRunSpec:
     """The run in a store, and a node with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    push(whole, open_folder(f"{bucket}/home/.prepared/sources/set"))
-    return RemoteRunSpec(f"{bucket}/home", "run", ".prepared/sources/set", streams=True)
+    push(whole, open_folder(f"{bucket}/runs/.prepared/sources/set"))
+    return RemoteRunSpec(f"{bucket}/runs", "run", ".prepared/sources/set", streams=True)
 
 
 def shards_in(folder: Path) -> list[str]:
@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_shards_come_as_they_are_asked_for(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
+def test_shards_come_as_they_are_requested(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
     every = shards_in(whole)
     assert len(every) > 20
     request(tmp_path, every)  # of earlier ranks
@@ -79,12 +79,12 @@ def test_what_is_no_longer_wanted_makes_room(
         assert "leaves no room" in str(fails())
 
 
-def test_a_damaged_shard_is_told(spec: RemoteRunSpec, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_reported(spec: RemoteRunSpec, whole: Path, tmp_path: Path) -> None:
     broken = shards_in(whole)[3]
-    there = open_folder(f"{spec.runs}/{spec.data}")
+    remote_location = open_folder(f"{spec.runs}/{spec.data}")
     content = bytearray((whole / broken).read_bytes())
     content[100] ^= 1
-    there.write_atomically(broken, bytes(content))
+    remote_location.write_atomically(broken, bytes(content))
     with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
         request(tmp_path, [broken])
         wait_for(fails)

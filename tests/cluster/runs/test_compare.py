@@ -45,16 +45,16 @@ def test_differences_in_words_each_against_the_first(tmp_path: Path) -> None:
     ]
     better, same = compare(runs).differences
     assert better.startswith("b against a: b is better on topics by 30.0 points [2")
-    assert same.startswith("c against a: topics cannot be told apart (difference 0.0 points [-")
+    assert same.startswith("c against a: no significant difference on topics (0.0 points [-")
     assert compare([runs[1], runs[0]]).differences[0].startswith("a against b: b is better on topics by 30.0 points [2")
 
 
 def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     run = with_predictions(tmp_path, "a", [0.6, 0.62, 0.61])
     one_seed = with_predictions(tmp_path, "b", [0.9])
-    [told] = compare([run, one_seed]).differences
-    assert told.startswith("b against a: topics is not judged (difference 29.0 points [")
-    assert told.endswith("at least two seeds on each side are needed")
+    [difference] = compare([run, one_seed]).differences
+    assert difference.startswith("b against a: topics is not judged (difference 29.0 points [")
+    assert difference.endswith("at least two seeds on each side are needed")
     others = {
         "c": ({"metric": "F1"}, "the metrics are accuracy and F1"),
         "d": ({"test_fingerprint": "u"}, "the runs have different test sets"),
@@ -128,7 +128,7 @@ def test_what_files_hold_is_no_markup_and_steers_no_terminal(
     assert printed.count(text.replace("\x1b", r"\x1b")) == 4 and printed.count(text.replace("\x1b", r"\u001b")) == 2
 
 
-def test_a_run_that_is_not_there(runs: Path) -> None:
+def test_a_run_that_does_not_exist(runs: Path) -> None:
     with pytest.raises(UserError, match=r"no run three in .*; existing runs: one, two"):
         find_runs(["one", "three"], runs)
     with pytest.raises(UserError, match="at least two runs"):

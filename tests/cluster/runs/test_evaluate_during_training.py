@@ -44,9 +44,9 @@ def train_a_part(workplace: Path) -> int:
 
 def rows(workplace: Path) -> Counter[int | None]:
     """Number of rows by the checkpoint's step; None: of random weights."""
-    found = json_lines(workplace / "runs" / "run" / "eval" / "results.jsonl")
-    assert all(row["status"] == "ok" for row in found)
-    return Counter(row["checkpoint_step"] for row in found)
+    result = json_lines(workplace / "runs" / "run" / "eval" / "results.jsonl")
+    assert all(row["status"] == "ok" for row in result)
+    return Counter(row["checkpoint_step"] for row in result)
 
 
 def wait_for_text(text: str, beside: Path, follower: Command) -> None:
@@ -66,8 +66,8 @@ def check_finished(workplace: Path, steps: set[int]) -> None:
     client = MlflowClient(f"sqlite:///{run.parent / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("multihop")
     assert experiment is not None
-    nested = [found for found in client.search_runs([experiment.experiment_id]) if found.info.run_name != "run"]
-    assert Counter(found.data.params["checkpoint_step"] for found in nested) == {
+    nested = [result for result in client.search_runs([experiment.experiment_id]) if result.info.run_name != "run"]
+    assert Counter(result.data.params["checkpoint_step"] for result in nested) == {
         "null": 1, **{str(step): 1 for step in steps}
     }  # fmt: skip
     [parent] = client.search_runs([experiment.experiment_id], "attributes.run_name = 'run'")
@@ -81,14 +81,14 @@ def test_it_evaluates_checkpoints_as_they_are_made_and_ends_with_the_training(wo
     wait_for_text("runs/run does not exist yet", beside, follower)
     first = train_a_part(workplace)
     # The training ended in a signal: what is there is evaluated, and the rest is waited for.
-    wait_for_text("nobody trains", beside, follower)
+    wait_for_text("no process trains", beside, follower)
     # It may have evaluated a checkpoint before that as well, if it was fast.
     wait_for(lambda: {None: 1, first: 1}.items() <= rows(workplace).items(), beside, follower)
     assert json.loads((workplace / "runs" / "run" / "summary.json").read_text())["status"] == "stopped"
     assert "pretrained for" in (workplace / "runs" / "run" / "report.md").read_text()
     multihop(workplace, "train", "recipe.yaml")
-    said = ended(beside, follower)
-    assert f"step {first}: heldout-perplexity perplexity" in said and "report    " in said
+    output = ended(beside, follower)
+    assert f"step {first}: heldout-perplexity perplexity" in output and "report    " in output
     assert {None, first, STEPS} <= set(rows(workplace))
     check_finished(workplace, {step for step in rows(workplace) if step is not None})
 
@@ -113,7 +113,7 @@ def test_killed_refused_and_beside_a_run_that_evaluates_itself(workplace: Path) 
     before = rows(workplace)
 
     follower = begin(beside, *FOLLOW)
-    wait_for_text("nobody trains", beside, follower)
+    wait_for_text("no process trains", beside, follower)
     if second in before:
         assert rows(workplace) == before
     multihop(workplace, "run", "recipe.yaml")
@@ -125,6 +125,6 @@ def test_killed_refused_and_beside_a_run_that_evaluates_itself(workplace: Path) 
 
 
 def test_a_model_from_elsewhere_and_another_recipe_are_refused(workplace: Path) -> None:
-    said = multihop(workplace, "eval", "recipe.yaml", "--follow", "eval.checkpoint=/models/minilm", code=2)
-    assert "--follow evaluates the checkpoints of the run" in said
+    output = multihop(workplace, "eval", "recipe.yaml", "--follow", "eval.checkpoint=/models/minilm", code=2)
+    assert "--follow evaluates the checkpoints of the run" in output
     assert not (workplace / "runs").exists()

@@ -51,18 +51,18 @@ def test_a_list_of_mappings_is_a_grid(file: Path) -> None:
     batches = {f"b{size}": {"phases[0].global_batch_size": size} for size in (4, 8, 16)}
     write(file, runs=[{"one": {}, "two": {"model.layers": 3}}, batches], same_seconds={"phases[0].lr": 0.25})
     plan = read_experiment(file, [])
-    found = {each.name: each.recipe() for each in plan.variants}
-    assert list(found) == [f"sizes-{size}-{batch}" for size in ("one", "two") for batch in ("b4", "b8", "b16")]
-    assert found["sizes-two-b16"].model.layers == 3 and found["sizes-two-b16"].phases[0].global_batch_size == 16
-    assert found["sizes-two-b4"].phases[0].global_batch_size == 4, "runs share no values"
-    assert [each.name for each in plan.repeated] == [f"{name}-same-seconds" for name in list(found)[1:]]
+    result = {each.name: each.recipe() for each in plan.variants}
+    assert list(result) == [f"sizes-{size}-{batch}" for size in ("one", "two") for batch in ("b4", "b8", "b16")]
+    assert result["sizes-two-b16"].model.layers == 3 and result["sizes-two-b16"].phases[0].global_batch_size == 16
+    assert result["sizes-two-b4"].phases[0].global_batch_size == 4, "runs share no values"
+    assert [each.name for each in plan.repeated] == [f"{name}-same-seconds" for name in list(result)[1:]]
     assert {each.recipe().phases[0].lr for each in plan.repeated} == {0.25}
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ({"run": {}}, "run is not a key of an experiment; known here: name, question, recipe, runs"),
+        ({"run": {}}, "run is not a key of an experiment; known keys: name, question, recipe, runs"),
         ({"runs": []}, "runs="),
         ({"recipe": "none.yaml"}, "none.yaml"),
         ({"set": {"model.layer": 3}}, r"sizes\.yaml: the run sizes-one: .*model.layer is not a key of a recipe"),
@@ -120,9 +120,9 @@ def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Pat
 
     command = begin(tmp_path, "experiment", "sizes.yaml")
     command.wait(timeout=800)
-    said = ended(tmp_path, command, code=1)
-    assert "failed    sizes-bad: " in said and "more than the text can support" in said
-    assert "failed    sizes-bad-same-seconds: sizes-bad is not trained to its end" in said
+    output = ended(tmp_path, command, code=1)
+    assert "failed    sizes-bad: " in output and "more than the text can support" in output
+    assert "failed    sizes-bad-same-seconds: sizes-bad is not trained to its end" in output
     done = [path.parent.name for path in sorted((tmp_path / "runs").glob("*/summary.json"))]
     assert done == ["sizes-one", "sizes-two", "sizes-two-same-seconds"]
     assert len(list((tmp_path / "runs" / ".prepared").glob("*/*/manifest.json"))) == 1, "the prepared data is shared"
@@ -140,8 +140,8 @@ def test_all_runs_are_done_once_on_data_prepared_once_and_reported(tmp_path: Pat
     assert "All held-out losses are of the same tokens" in report and "(loss-by-key.png)" in report
 
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("sizes-*/*.jsonl")}
-    said = multihop(tmp_path, "experiment", "sizes.yaml", code=1)
-    assert said.count("nothing left to do") == 3
+    output = multihop(tmp_path, "experiment", "sizes.yaml", code=1)
+    assert output.count("nothing left to do") == 3
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("sizes-*/*.jsonl")}
 
     multihop(tmp_path, "report", "sizes-one", "sizes-two", "--out", "both", "--x", "model.layers")

@@ -45,16 +45,16 @@ def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
 
 
 def test_a_mistake_found_at_the_end_of_a_first_start_loses_nothing(run_dir: Path, recipe: Recipe) -> None:
-    place = checkpoints_of(run_dir, recipe)
+    location = checkpoints_of(run_dir, recipe)
     made = ("metrics.jsonl", "eval/results.jsonl", "logs/rank-0.log", "launches.jsonl")
     with pytest.raises(UserError, match="a late mistake"), locked_run_dir(run_dir, recipe, ()):
-        claim_checkpoints(run_dir, place)
+        claim_checkpoints(run_dir, location)
         for name in made:
             append_row(run_dir / name, {"step": 1})
         raise UserError("a late mistake")
     assert [read_rows(run_dir / name) for name in made] == [[{"step": 1}]] * len(made)
     with locked_run_dir(run_dir, recipe, ()):
-        claim_checkpoints(run_dir, place)
+        claim_checkpoints(run_dir, location)
 
 
 @pytest.mark.parametrize("kept", ["metrics.jsonl", "identity", "logs/rank-0.log", "eval/results.jsonl", "notes.txt"])
@@ -75,7 +75,7 @@ def test_an_error_that_is_not_the_users_removes_nothing(run_dir: Path, recipe: R
     assert (run_dir / "recipe.json").exists()
 
 
-def test_what_was_there_before_a_refused_start_stays(run_dir: Path, recipe: Recipe) -> None:
+def test_what_existed_before_a_refused_start_stays(run_dir: Path, recipe: Recipe) -> None:
     (run_dir / "index").mkdir(parents=True)
     (run_dir / "index" / "mine.npy").write_text("")
     start_and_fail(run_dir, recipe, "summary.json")
@@ -124,13 +124,13 @@ def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> N
 
 def test_a_folder_of_runs_that_cannot_be_created_is_a_sentence(recipe: Recipe) -> None:
     with (
-        pytest.raises(UserError, match=r"^/proc/runs cannot be created there; choose another --runs"),
+        pytest.raises(UserError, match=r"^/proc/runs cannot be created; choose another --runs"),
         locked_run_dir(Path("/proc/runs/a"), recipe, ()),
     ):
         pass
 
 
-def test_the_second_holder_is_told_of_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
+def test_the_second_holder_is_refused_with_the_first_also_when_the_lock_is_removed(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, multihop.cluster.locks as f\nwith f.lock_folder(pathlib.Path(sys.argv[1])): print('in')"
     )
@@ -161,18 +161,18 @@ def test_whether_a_folder_is_held_is_seen_without_a_touch_of_its_lock(tmp_path: 
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe: Recipe) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text("my settings\n")
+    ours = tmp_path / "mine"
+    ours.write_text("my settings\n")
     with locked_run_dir(run_dir, recipe, ()):
         pass
-    (run_dir / ".holder").symlink_to(mine)
+    (run_dir / ".holder").symlink_to(ours)
     with locked_run_dir(run_dir, recipe, ()):
         pass
     for name in (".lock", "worker.lock", "logs/rank-0.log", "metrics.jsonl", "eval/results.jsonl"):
         link = run_dir / name
         link.parent.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(mine)
+        link.symlink_to(ours)
         with (
             pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"),
             locked_run_dir(run_dir, recipe, ()),
@@ -186,10 +186,10 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, run_dir: Path, recipe
     ):
         pass
     for name in ("results.jsonl", "launches.jsonl", "changes.jsonl"):
-        (run_dir / name).symlink_to(mine)
+        (run_dir / name).symlink_to(ours)
         with pytest.raises(UserError, match=rf"a/{name} is a link or not a regular file"):
             append_row(run_dir / name, {"step": 1})
-    assert mine.read_text() == "my settings\n"
+    assert ours.read_text() == "my settings\n"
 
 
 @pytest.mark.parametrize("name", ["eval", "index", "logs"])
@@ -262,7 +262,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_told_by_name_and_lets_go_of_the_lock(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_by_name_and_lets_go_of_the_lock(small_disk: Path) -> None:
     results, filler = small_disk / "results.jsonl", small_disk / "filler"
     append_row(results, {"task": "a"})
     with pytest.raises(OSError, match="No space left"), open(filler, "wb", buffering=0) as file:

@@ -94,10 +94,10 @@ def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_pa
 def test_runs_that_share_data_start_together_and_who_writes_is_waited_for(tmp_path, own_texts, monkeypatch, capsys):
     monkeypatch.setattr(locks, "_POLL_S", 0.01)
     store, place = tmp_path / "store", tmp_path / "run" / "data"
-    found = provided(own_texts, TOKENIZER, store, place)
+    actual = provided(own_texts, TOKENIZER, store, place)
     with lock_folder(store):
-        assert provided(own_texts, TOKENIZER, store, place) == found
-    (found[0] / "tokenizer.model").unlink()
+        assert provided(own_texts, TOKENIZER, store, place) == actual
+    (actual[0] / "tokenizer.model").unlink()
     with ThreadPoolExecutor(1) as other:
         with lock_folder(store):
             repaired, told = other.submit(provided, own_texts, TOKENIZER, store, place), ""
@@ -105,5 +105,5 @@ def test_runs_that_share_data_start_together_and_who_writes_is_waited_for(tmp_pa
                 told += capsys.readouterr().err
                 time.sleep(0.01)
             assert f"{store} is in use by process {os.getpid()} on " in told and not repaired.done()
-        assert repaired.result() == found
-    assert verify_dataset(found[0]) == []
+        assert repaired.result() == actual
+    assert verify_dataset(actual[0]) == []

@@ -204,7 +204,7 @@ def test_lamb_changes_batch_and_length_together_and_warms_up_twice() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("albert")])
 def test_alberts_tasks_are_fine_tuned_as_published(name: str) -> None:
     section = recipe_of(name).eval
-    found = {}
+    result = {}
     for task in section.tasks:
         (given,) = settings_of(section, task)
         examples = ALBERT_TASKS[task.name][-1]
@@ -213,8 +213,8 @@ def test_alberts_tasks_are_fine_tuned_as_published(name: str) -> None:
         else:
             steps = round(given.epochs * ceil(examples / given.batch_size))
         rates = (given.lr, given.batch_size, given.dropout, given.head_dropout)
-        found[task.name] = (*rates, steps, round(given.warmup * steps), given.seq_len, examples)
-    assert found == ALBERT_TASKS
+        result[task.name] = (*rates, steps, round(given.warmup * steps), given.seq_len, examples)
+    assert result == ALBERT_TASKS
 
 
 def test_the_compact_models_have_their_grid() -> None:

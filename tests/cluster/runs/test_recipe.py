@@ -49,14 +49,14 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("model.layer=3", "model.layer is not a key of a recipe; known here: attention_init, dropout, family, heads"),
+        ("model.layer=3", "model.layer is not a key of a recipe; known keys: attention_init, dropout, family, heads"),
         (
             "data.sources=[{pth: x}]",
-            r"data.sources\[0\].pth is not a key of a recipe; known here: documents, field",
+            r"data.sources\[0\].pth is not a key of a recipe; known keys: documents, field",
         ),
         ("cluster.workers=0", r"cluster.workers\[0\]=0: input should be greater than or equal to 1"),
         ("cluster.workers=[1, 2, 3]", r"cluster.workers=\[1, 2, 3\]: list should have at most 2 items"),
-        ("cluster.workers=[4, 2]", r"expected \[least, most\]; write \[2, 4\]"),
+        ("cluster.workers=[4, 2]", r"expected \[min, max\]; write \[2, 4\]"),
         ("seed=-1", "seed=-1: input should be greater than or equal to 0"),
         ("seed=one", 'seed="one": input should be a valid integer'),
         ("model.preset=bert-huge", "unknown preset 'bert-huge'; known are albert-base, "),
@@ -76,7 +76,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
         ("model=5", "model=5"),
     ],
 )
-def test_mistakes_are_told_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
+def test_mistakes_are_reported_with_the_key_and_the_way_out(override: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
@@ -150,7 +150,7 @@ def test_overrides_are_read_as_strictly_as_the_file(override: str, complaint: st
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [override])
 
 
-def test_a_mapping_adds_to_what_stands_there_and_missing_sections_are_made() -> None:
+def test_a_mapping_adds_to_what_exists_and_missing_sections_are_made() -> None:
     given = ["data.filters.c4.citations=false", "data.filters={gopher_quality: {}}", "phases.0.steps=7"]
     recipe = load_recipe(ROOT / "recipes" / "demo-bert.yaml", given)
     assert recipe.data.filters.c4 is not None and not recipe.data.filters.c4.citations
@@ -161,9 +161,9 @@ def test_a_mapping_adds_to_what_stands_there_and_missing_sections_are_made() -> 
 @pytest.mark.parametrize(
     "text", ["${oc.env:A_SECRET}", "${data.sources}", "texts/${lang", "${oc.decode:x}", "${foo:1}", "${hydra:x}"]
 )
-def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str) -> None:
+def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, text: str) -> None:
     monkeypatch.setenv("A_SECRET", "hunter2")
-    in_file = place == "the file"
+    in_file = location == "the file"
     path = tmp_path / "r.yaml"
     path.write_text(MINIMAL + (f"tracking: {{experiment: 'x {text}'}}\n" if in_file else ""))
     with pytest.raises(
@@ -175,7 +175,7 @@ def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
     """The dotted keys of all numbers that need not be whole; the first item of a list stands for all of them."""
-    found = []
+    result = []
     for name, field in section.model_fields.items():
         at = f"{path}.{name}".lstrip(".")
         kinds = [field.annotation]
@@ -184,10 +184,10 @@ def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
             if get_origin(kind) in (list, tuple):
                 at += "[0]"
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found += float_keys(kind, at)
-            found += [at] * (kind is float)
+                result += float_keys(kind, at)
+            result += [at] * (kind is float)
             kinds += get_args(kind)
-    return sorted(set(found))
+    return sorted(set(result))
 
 
 @pytest.mark.parametrize("key", float_keys(Recipe))
@@ -226,9 +226,9 @@ PASSWORDS = [
 
 
 @pytest.mark.parametrize(("key", "value"), PASSWORDS)
-def test_passwords_are_refused_wherever_they_stand_and_not_told(tmp_path: Path, key: str, value: str) -> None:
+def test_passwords_are_refused_anywhere_and_not_shown(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(
-        UserError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it has an @)"
+        UserError, match=rf"{re.escape(key)}.*(would be written to files and MLflow|it contains an @)"
     ) as failed:
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"{key}={value}"])
     assert "hunter2" not in str(failed.value) and "ter2" not in str(failed.value)
@@ -252,9 +252,9 @@ def test_a_run_is_not_called_like_the_other_files_beside_it(name: str) -> None:
         load_recipe(ROOT / "recipes" / "demo-bert.yaml", [f"name={name}"])
 
 
-def test_what_the_command_says_of_a_place_hides_passwords_and_steers_no_terminal() -> None:
-    place = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
-    command = [sys.executable, "-m", "multihop.cluster.cli.main", "data", "verify", place]
+def test_what_the_command_says_of_a_location_hides_passwords_and_steers_no_terminal() -> None:
+    location = "http://user:hunter2@host/\x1b[31m?sig=hunter2"
+    command = [sys.executable, "-m", "multihop.cluster.cli.main", "data", "verify", location]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "hunter2" not in ended.stderr and "\x1b" not in ended.stderr
     assert r"http://***@host/\x1b[31m?sig=*** (manifest.json is missing)" in ended.stderr

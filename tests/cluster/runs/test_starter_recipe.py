@@ -148,7 +148,7 @@ def test_too_little_text_is_refused() -> None:
         choose(Text(5_000, 100, 60), cores, False, 1.0)
     with pytest.raises(UserError, match="have 2 documents, and less than 30"):
         choose(Text(10**6, 2, 60), cores, False, 1.0)
-    with pytest.raises(UserError, match=r"4,000 different characters, and 100,000 bytes support .* 1,500 tokens"):
+    with pytest.raises(UserError, match=r"4,000 different characters, but 100,000 bytes support .* 1,500 tokens"):
         choose(Text(100_000, 100, 4_000), cores, False, 1.0)
 
 
@@ -164,7 +164,7 @@ def test_the_field_is_the_only_one_or_clearly_the_text(lengths: dict[str, float]
     assert pick_field(lengths, "a.jsonl") == field
 
 
-def test_a_field_that_is_not_clear_is_asked_for() -> None:
+def test_an_ambiguous_field_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"body \(on average 200 characters\), summary \(on .*; choose one with --field"
     ):

@@ -48,7 +48,7 @@ def trials(bert_data: Path, tmp_path: Path) -> tuple[EvalConfig, list[Trial]]:
     return config, _random(config, bert_data, tmp_path / "eval" / "results.jsonl")
 
 
-def test_a_trial_that_fails_is_told_and_does_not_stop_the_others(
+def test_a_trial_that_fails_is_reported_and_does_not_stop_the_others(
     trials: tuple[EvalConfig, list[Trial]], tmp_path: Path
 ) -> None:
     config, planned = trials
@@ -84,8 +84,8 @@ def test_an_exception_in_a_trial_does_not_stop_the_others(
     assert status[7]["error"].startswith("RuntimeError: ") and "\n" not in status[7]["error"]
     log = (results.parent / FAILURES).read_text()
     assert status[7]["key"] in log and "Traceback" in log and status[0]["key"] not in log
-    said = " ".join(capsys.readouterr().err.split())
-    assert "1 of 2 trials failed" in said and "seed 7" in said.partition("1 of 2 trials failed")[2]
+    output = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 trials failed" in output and "seed 7" in output.partition("1 of 2 trials failed")[2]
 
 
 def test_trials_that_start_from_others_run_after_them_and_nothing_is_done_twice(

@@ -108,9 +108,9 @@ def test_mlflow_has_one_run_with_nested_trials(whole: Path) -> None:
     assert verify(folder_of_step(str(whole / "checkpoints"), STEPS)).mlflow_run_id == parent.info.run_id
     artifacts = {"report.html", "report.md", "recipe.json", "summary.json", "results.jsonl"}
     assert artifacts <= {file.path for file in client.list_artifacts(parent.info.run_id)}
-    [first] = json.loads(parent.data.tags["multihop.starts"])
-    assert {key: first[key] for key in ("start", "step", "ranks", "nodes")} == {
-        "start": 1, "step": 0, "ranks": 2, "nodes": 1,
+    [first] = json.loads(parent.data.tags["multihop.launches"])
+    assert {key: first[key] for key in ("launch", "step", "ranks", "nodes")} == {
+        "launch": 1, "step": 0, "ranks": 2, "nodes": 1,
     }  # fmt: skip
     assert 0 < parent.data.metrics["system/peak_memory_gb"] < 100 and parent.data.metrics["system/cpu_cores"] > 0
 
@@ -225,8 +225,11 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     damaged = sorted(Path(ours).glob("*.safetensors"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x55")
     (run / "eval" / "results.jsonl").unlink()
-    said = multihop(workplace, *arguments)
-    assert f"{damaged.name} is damaged" in said and "the steps since the last good checkpoint are trained again" in said
+    printed = multihop(workplace, *arguments)
+    assert (
+        f"{damaged.name} is damaged" in printed
+        and "the steps since the last good checkpoint are trained again" in printed
+    )
     assert_same_state(ours, theirs)
     assert losses(run) == losses(whole) and results(run) == results(whole)
     assert json.loads((run / "summary.json").read_text())["restarts"] >= 3
@@ -288,8 +291,8 @@ def test_a_run_that_is_evaluated_as_another_model_and_back_reports_the_last_eval
     headline, other = shown()
     assert "Evaluation of the Hugging Face model in" in headline and other != first
     assert len(read_rows(run / "eval" / "results.jsonl")) == len(rows) + 1
-    said = multihop(workplace, "eval", "recipe.yaml", *own)
-    assert "nothing left to do" not in said and shown()[1] == first
+    printed = multihop(workplace, "eval", "recipe.yaml", *own)
+    assert "nothing left to do" not in printed and shown()[1] == first
     assert len(read_rows(run / "eval" / "results.jsonl")) == len(rows) + 1, "no trial is run again"
 
 

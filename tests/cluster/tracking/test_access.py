@@ -25,13 +25,13 @@ def objects(s3: S3, bucket: str) -> list[str]:
 
 
 def cmdlines() -> bytes:
-    found = b""
+    result = b""
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found += entry.read_bytes()
+            result += entry.read_bytes()
         except OSError:  # it has ended
             continue
-    return found
+    return result
 
 
 @pytest.mark.timeout(600)
@@ -74,7 +74,7 @@ def test_a_run_with_users_postgresql_and_s3_and_no_password_anywhere(
 
 
 @pytest.mark.timeout(600)
-def test_a_refused_user_is_told_at_the_start_and_ends_no_training(
+def test_a_refused_user_is_reported_at_the_start_and_ends_no_training(
     tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from mlflow.server import get_app_client

@@ -53,7 +53,7 @@ def test_the_command_takes_from_mlflow_what_is_not_in_the_folder(
     assert (tmp_path / "compare-one-two.png").exists()
 
 
-def test_what_is_not_there_or_not_clear_is_said(runs: Path, tmp_path: Path) -> None:
+def test_missing_and_ambiguous_names_are_refused(runs: Path, tmp_path: Path) -> None:
     uri, client = store_uri(runs), client_of(runs / "one")
     for name in ("three", "../one", "o'ne", 'o"ne'):
         with pytest.raises(UserError, match=r"no run .* in MLflow at sqlite"):

@@ -56,8 +56,8 @@ def test_an_unreachable_server_that_comes_up_dies_and_comes_back(
     assert json.loads((run_dir / "tracking.json").read_text())["token"] == noted["token"]
     assert not [path for path in run_dir.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert (run_dir / "tracking.json").stat().st_mode & 0o777 == 0o600
-    said = [record.message for record in caplog.records if record.name == "multihop.cluster.tracking.tracker"]
-    assert [("is unreachable, retrying" in line, "up to date" in line) for line in said] == [
+    output = [record.message for record in caplog.records if record.name == "multihop.cluster.tracking.tracker"]
+    assert [("is unreachable, retrying" in line, "up to date" in line) for line in output] == [
         (True, False),
         (False, True),
     ]

@@ -67,8 +67,8 @@ def test_a_run_whose_mlflow_is_away_for_minutes(tracking: Tracking, texts: Path,
     tracked = client.get_run(run_id)
     assert tracked.info.status == "FINISHED"
     assert (
-        '"start": 1' in tracked.data.tags["multihop.starts"]
-        and '"ranks": 2, "nodes": 1' in (tracked.data.tags["multihop.starts"])
+        '"launch": 1' in tracked.data.tags["multihop.launches"]
+        and '"ranks": 2, "nodes": 1' in (tracked.data.tags["multihop.launches"])
     )
     compared = subprocess.run(
         [*multihop, "compare", "tracked", "tracked", "--runs", "elsewhere", "--tracking", tracking.server.url],

@@ -56,10 +56,10 @@ def forge(folder: Path, change: Change) -> None:
     change(content)
     content.pop("sha256")
     if content["shards"]:
-        told = [[shard["split"], shard["sha256"]] for shard in content["shards"]]
+        shards = [[shard["split"], shard["sha256"]] for shard in content["shards"]]
         form = {"version": 1, "token_dtype": content["token_dtype"]}
         content["fingerprint"] = sha256_json(
-            {"format": form, "tokenizer": content["tokenizer"]["sha256"], "shards": told}
+            {"format": form, "tokenizer": content["tokenizer"]["sha256"], "shards": shards}
         )
     (folder / MANIFEST).write_bytes(canonical_json({**content, "sha256": sha256_json(content)}))
 
@@ -158,7 +158,7 @@ def test_a_manifest_that_is_nested_without_end_is_one_sentence(whole, content):
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.parametrize("name", ["train-00000.arrow", "tokenizer.model", "token_counts.npy", MANIFEST])
-def test_what_is_no_file_is_told_at_once_and_rebuilt(prepared, whole, name, kind):
+def test_what_is_no_file_is_reported_at_once_and_rebuilt(prepared, whole, name, kind):
     data, tok, folder = whole
     (folder / name).unlink()
     if kind == "fifo":

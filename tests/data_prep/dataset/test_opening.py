@@ -20,12 +20,12 @@ from multihop.data_prep.pipeline.prepare import prepare
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, document) -> Path:
     """A data set."""
-    place = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("whole")
     for number in range(60):
-        (place / f"{number:02d}.txt").write_text(document(number))
-    data = DataConfig(sources=[Source(path=str(place / "*.txt"))], heldout_fraction=0.1)
-    prepare(data, TokenizerConfig(vocab_size=150, threads=1), place / "out")
-    return place / "out"
+        (folder / f"{number:02d}.txt").write_text(document(number))
+    data = DataConfig(sources=[Source(path=str(folder / "*.txt"))], heldout_fraction=0.1)
+    prepare(data, TokenizerConfig(vocab_size=150, threads=1), folder / "out")
+    return folder / "out"
 
 
 def spoilt(content: bytes, at: int, other: int) -> bytes:
@@ -86,7 +86,7 @@ def test_a_reader_sees_the_data_set_whole_while_a_shard_of_it_is_rebuilt(tmp_pat
     assert np.array_equal(reader.train.tokens(3), tokens)
 
 
-def test_a_reader_between_two_data_sets_is_told_so(tmp_path, data, tok, monkeypatch):
+def test_a_reader_between_two_data_sets_gets_an_error(tmp_path, data, tok, monkeypatch):
     """Both by `prepare` in one folder, which `multihop` does not do: it names folders by their content."""
     out = tmp_path / "out"
     prepare(data, tok, out)

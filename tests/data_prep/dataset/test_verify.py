@@ -28,13 +28,13 @@ Recipe = tuple[DataConfig, TokenizerConfig]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, document) -> tuple[Recipe, Path]:
-    place = tmp_path_factory.mktemp("prepared")
+    folder = tmp_path_factory.mktemp("prepared")
     for number in range(60):
-        (place / f"{number:02d}.txt").write_text(document(number))
-    data = DataConfig(sources=[Source(path=str(place / "*.txt"))], heldout_fraction=0.1)
+        (folder / f"{number:02d}.txt").write_text(document(number))
+    data = DataConfig(sources=[Source(path=str(folder / "*.txt"))], heldout_fraction=0.1)
     tok = TokenizerConfig(vocab_size=150, threads=1)
-    prepare(data, tok, place / "out")
-    return (data, tok), place / "out"
+    prepare(data, tok, folder / "out")
+    return (data, tok), folder / "out"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_held_out_documents_stay_held_out_when_the_share_grows(words, one, other
     assert not heldout_mask(second, 0.0).any()
 
 
-def test_the_held_out_share_is_what_was_asked_and_independent_of_the_id():
+def test_the_held_out_share_is_what_was_requested_and_independent_of_the_id():
     hashes = np.array([content_hash(str(number)) for number in range(20_000)], dtype=np.uint64)
     held = heldout_mask(hashes[:, 1], 0.1)
     assert abs(held.mean() - 0.1) < 0.01

@@ -105,8 +105,8 @@ def test_thirteen_words_in_a_row_are_enough_and_twelve_are_not(
     tmp_path: Path, at: str, shared: int, is_hit: bool
 ) -> None:
     text = words(1, 60)
-    place = {"first": 0, "middle": 20, "last": 60 - shared}[at]
-    quoted = text[place : place + shared]
+    index = {"first": 0, "middle": 20, "last": 60 - shared}[at]
+    quoted = text[index : index + shared]
     for number, document in enumerate(
         (quoted, words(2, 30) + quoted, quoted + words(3, 30), words(4, 9) + quoted + words(5, 9))
     ):
@@ -207,14 +207,14 @@ def test_a_short_evaluation_text_must_be_there_whole(tmp_path: Path, count: int,
     assert table.facts == {"set": {"texts": 1, "too short": int(not is_hit)}}
 
 
-def test_a_smaller_ngram_may_be_asked_for(tmp_path: Path) -> None:
+def test_a_smaller_ngram_may_be_requested(tmp_path: Path) -> None:
     text = words(1, 30)
     assert hit(tmp_path / "a", " ".join(text), " ".join(text[3:8]), ngram=5)
     assert not hit(tmp_path / "b", " ".join(text), " ".join(text[3:7]), ngram=5)
     assert hit(tmp_path / "c", " ".join(text[:5]), " ".join(text), ngram=5)
 
 
-def test_rows_are_those_of_the_split_and_sets_are_told_by_name(tmp_path: Path) -> None:
+def test_rows_are_those_of_the_split_and_sets_are_reported_by_name(tmp_path: Path) -> None:
     one, other = words(1, 30), words(2, 30)
     evaluation = {"glue/dev.jsonl": [" ".join(one)], "squad/dev.txt": [" ".join(other), " ".join(one)]}
     clean = [" ".join(words(number, 25)) for number in range(10, 30)]
@@ -295,14 +295,14 @@ def test_what_is_cut(text: str, fragments: list[str]) -> None:
     assert cut(text, spans_of(text, "#%\u0130")) == fragments
 
 
-@pytest.mark.parametrize("places,fragments", [(9, 10), (10, 0)])
-def test_a_document_in_more_than_ten_fragments_is_dropped(places: int, fragments: int) -> None:
-    text = "#".join("a" * 700 for _ in range(places + 1))
-    spans = np.array([(place, place + 1) for place, mark in enumerate(text) if mark == "#"], SPAN)
+@pytest.mark.parametrize("overlaps,fragments", [(9, 10), (10, 0)])
+def test_a_document_in_more_than_ten_fragments_is_dropped(overlaps: int, fragments: int) -> None:
+    text = "#".join("a" * 700 for _ in range(overlaps + 1))
+    spans = np.array([(index, index + 1) for index, mark in enumerate(text) if mark == "#"], SPAN)
     assert len(cut(text, spans)) == fragments
 
 
-def test_a_long_document_is_cut_in_the_right_place(tmp_path: Path) -> None:
+def test_a_long_document_is_cut_at_the_right_offset(tmp_path: Path) -> None:
     text = words(1, 20)
     parts = [" ".join(words(number, 12_000)) for number in (2, 3)]
     document = f"{parts[0]} {' '.join(text)} {parts[1]}"
@@ -312,7 +312,7 @@ def test_a_long_document_is_cut_in_the_right_place(tmp_path: Path) -> None:
     assert batch.column("text").to_pylist() == [(parts[0] + " ")[:-200].strip(), (" " + parts[1])[200:].strip()]
 
 
-def test_outputs_are_the_same_bytes_and_stand(tmp_path: Path) -> None:
+def test_outputs_are_the_same_bytes_and_stay(tmp_path: Path) -> None:
     evaluation = {"one.txt": [" ".join(words(1, 40))], "two.jsonl": [" ".join(words(2, 40))]}
     splits = [[" ".join(words(number, 30)) for number in (3, 1, 2, 4)]]
     runs = [run_stage(tmp_path / name, evaluation, splits, action="cut") for name in ("a", "a", "b")]
@@ -321,7 +321,7 @@ def test_outputs_are_the_same_bytes_and_stand(tmp_path: Path) -> None:
     assert [replace(output, path="") for output in first] == [replace(output, path="") for output in elsewhere]
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_mistakes_are_reported(tmp_path: Path) -> None:
     def sets(*against: str) -> dict[str, str]:
         return evaluation_sets(DecontaminateConfig(against=list(against)))
 

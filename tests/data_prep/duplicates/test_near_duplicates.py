@@ -83,8 +83,8 @@ def words_of(rng: random.Random, number: int) -> list[str]:
 def edited(rng: random.Random, words: list[str], edits: int) -> list[str]:
     """`words` with so many of them replaced by others."""
     words = words.copy()
-    for place in rng.sample(range(len(words)), edits):
-        (words[place],) = words_of(rng, 1)
+    for index in rng.sample(range(len(words)), edits):
+        (words[index],) = words_of(rng, 1)
     return words
 
 
@@ -128,10 +128,10 @@ def test_recall_and_precision_against_brute_force(tmp_path: Path, capsys: pytest
     splits = into(texts, 3)
     _, clusters = run_stage(tmp_path, splits)
     rows = pa.ipc.open_file(pa.memory_map(clusters.path)).read_all().to_pylist()
-    place = {(split, row): text for split, part in enumerate(splits) for row, text in enumerate(part)}
+    text_of = {(split, row): text for split, part in enumerate(splits) for row, text in enumerate(part)}
     kept_by = {text: text for text in texts}
     for row in rows:
-        kept_by[place[row["split"], row["row"]]] = place[row["kept_split"], row["kept_row"]]
+        kept_by[text_of[row["split"], row["row"]]] = text_of[row["kept_split"], row["kept_row"]]
     shingles = {text: shingles_of(text) for text in texts}
     true = similarities(shingles)
     together = {pair for pair in combinations(texts, 2) if kept_by[pair[0]] == kept_by[pair[1]]}
@@ -165,7 +165,7 @@ def test_recall_and_precision_against_brute_force(tmp_path: Path, capsys: pytest
     assert all(true[pair] > 0.4 for pair in together)
     # What is dropped is like a document of its cluster, up to the estimate's error: four standard deviations.
     for row in rows:
-        text = place[row["split"], row["row"]]
+        text = text_of[row["split"], row["row"]]
         pair = (text, kept_by[text]) if (text, kept_by[text]) in true else (kept_by[text], text)
         assert abs(true[pair] - row["similarity"]) < 4 * 0.5 / math.sqrt(128)
         nearest = max(similarity for pair, similarity in true.items() if text in pair)
@@ -176,11 +176,11 @@ def test_the_longest_document_of_a_cluster_is_kept_and_of_those_the_smallest_id(
     texts = planted(seed=2, families=30)
     splits = into(texts, 4)
     _, clusters = run_stage(tmp_path, splits)
-    place = {(split, row): text for split, part in enumerate(splits) for row, text in enumerate(part)}
+    text_of = {(split, row): text for split, part in enumerate(splits) for row, text in enumerate(part)}
     rows = pa.ipc.open_file(pa.memory_map(clusters.path)).read_all().to_pylist()
     members: dict[str, list[str]] = {}
     for row in rows:
-        text, kept = place[row["split"], row["row"]], place[row["kept_split"], row["kept_row"]]
+        text, kept = text_of[row["split"], row["row"]], text_of[row["kept_split"], row["kept_row"]]
         assert row["document"] == content_hash(text)[0]
         assert row["kept_document"] == content_hash(kept)[0]
         members.setdefault(kept, [kept]).append(text)
@@ -214,7 +214,7 @@ def test_the_same_documents_are_kept_in_any_order_and_by_any_division(
     assert kept_texts(splits, clusters) == kept
 
 
-def test_outputs_have_the_same_bytes_whoever_makes_them_and_stand(tmp_path: Path) -> None:
+def test_outputs_have_the_same_bytes_whoever_makes_them_and_stay(tmp_path: Path) -> None:
     splits = into(planted(seed=4, families=10), 3)
     outputs, clusters = run_stage(tmp_path / "a", splits, ranges=2)
     again, clusters_again = run_stage(tmp_path / "b", splits, ranges=2, backwards=True)

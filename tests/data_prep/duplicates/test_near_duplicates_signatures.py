@@ -56,9 +56,9 @@ def test_the_estimate_is_unbiased_and_as_concentrated_as_that_of_minhash(shared:
 def test_candidates_are_found_as_often_as_the_curve_says(shared: int, own: int) -> None:
     pairs, bands = 1500, 17
     one, other = (signatures(texts, 1, PERMUTATIONS)[0] for texts in random_pairs(pairs, shared, own, seed=own))
-    found = (band_hashes(one, bands) == band_hashes(other, bands)).any(axis=0).mean()
+    result = (band_hashes(one, bands) == band_hashes(other, bands)).any(axis=0).mean()
     expected = candidate_probability(shared / (shared + 2 * own), bands, PERMUTATIONS // bands)
-    assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / pairs) + 0.02  # bins are not quite apart
+    assert abs(result - expected) < 4 * math.sqrt(expected * (1 - expected) / pairs) + 0.02  # bins are not quite apart
 
 
 def test_a_signature_is_that_of_the_set() -> None:

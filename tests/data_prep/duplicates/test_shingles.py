@@ -63,27 +63,27 @@ def found_words(text: str) -> list[tuple[int, int]]:
 
 def hashes_of(texts: list[str], n: int) -> list[list[int]]:
     """The n-gram hashes of each text, in order, without those that stand in two parts of a long text."""
-    found: list[dict[tuple[int, int], int]] = [{} for _ in texts]
+    result: list[dict[tuple[int, int], int]] = [{} for _ in texts]
     for words in read_words(pa.array(texts, pa.string()), carried=n - 1):
         grams = ngrams(words, n)
         for document, value, first, last in zip(grams.documents, grams.hashes, grams.first, grams.last, strict=True):
             origin = words.origins[document]
-            place = int(words.starts[first] - origin), int(words.stops[last - 1] - origin)
-            assert found[words.first_document + document].setdefault(place, int(value)) == value
-    return [list(dict(sorted(each.items())).values()) for each in found]
+            span = int(words.starts[first] - origin), int(words.stops[last - 1] - origin)
+            assert result[words.first_document + document].setdefault(span, int(value)) == value
+    return [list(dict(sorted(each.items())).values()) for each in result]
 
 
 def test_every_character_is_of_the_kind_that_its_name_says() -> None:
     characters = [chr(code) for code in range(0x30000) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
     texts = [f"a{character}a" for character in characters]
-    found: list[list[tuple[int, int]]] = []
+    result: list[list[tuple[int, int]]] = []
     for words in read_words(pa.array(texts), carried=0):
-        places = np.stack([words.starts, words.stops], axis=1)
+        offsets = np.stack([words.starts, words.stops], axis=1)
         for document, origin in enumerate(words.origins):
-            inside = places[words.bounds[document] : words.bounds[document + 1]] - origin
-            found.append([(int(start), int(stop)) for start, stop in inside])
+            inside = offsets[words.bounds[document] : words.bounds[document + 1]] - origin
+            result.append([(int(start), int(stop)) for start, stop in inside])
     expected = [[(at, at + len(word.encode())) for at, word in reference_words(text)] for text in texts]
-    assert {c: a for c, a, b in zip(characters, found, expected, strict=True) if a != b} == {}
+    assert {c: a for c, a, b in zip(characters, result, expected, strict=True) if a != b} == {}
 
 
 def test_every_letter_is_as_its_lower_case() -> None:

@@ -52,8 +52,8 @@ def page(number: int, left: tuple[int, int], exam: int | None, right: tuple[int,
 
     def passage(side: str, which: int, changed: int) -> str:
         text = list(PASSAGES[which])
-        for place in range(changed):
-            text[(number + 1) * (place + 1) % len(text)] = f"page{number}{side}"
+        for edit in range(changed):
+            text[(number + 1) * (edit + 1) % len(text)] = f"page{number}{side}"
         return " ".join(text)
 
     between = [] if exam is None else [EDGE, EXAM[exam], EDGE]

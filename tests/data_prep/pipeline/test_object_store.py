@@ -35,8 +35,8 @@ class Nodes:
         """The item's type at which the caller ends."""
 
     def prepare(self, data: DataConfig, tok: TokenizerConfig = TOKENIZER) -> Manifest:
-        with self._at("caller") as here:
-            store = here / "prepared"
+        with self._at("caller") as cache:
+            store = cache / "prepared"
             stages = ObjectStoreStages(self.location, [store], self._anywhere, self._here)
             return prepare(data, tok, store / "set", self._here, work=store / "work", object_store=stages)
 
@@ -51,11 +51,11 @@ class Nodes:
 
     @contextmanager
     def _at(self, node: str) -> Iterator[Path]:
-        here = self.folder / node
-        here.mkdir(parents=True, exist_ok=True)
+        cache = self.folder / node
+        cache.mkdir(parents=True, exist_ok=True)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(here))
-            yield here
+            patch.setenv("XDG_CACHE_HOME", str(cache))
+            yield cache
 
     def _here(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
         for task in tasks:
@@ -91,9 +91,9 @@ def nodes(tmp_path: Path, bucket: str) -> Nodes:
 def recipe(planted: tuple[DataConfig, dict[str, str]], bucket: str) -> DataConfig:
     """One source on the caller's disk, one in the bucket."""
     data, _ = planted
-    there = Path(data.sources[1].path)
-    open_folder(f"{bucket}/texts").write(there.name, [there.read_bytes()])
-    return data.model_copy(update={"sources": [data.sources[0], Source(path=f"{bucket}/texts/{there.name}")]})
+    texts = Path(data.sources[1].path)
+    open_folder(f"{bucket}/texts").write(texts.name, [texts.read_bytes()])
+    return data.model_copy(update={"sources": [data.sources[0], Source(path=f"{bucket}/texts/{texts.name}")]})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -114,11 +114,11 @@ def kill_at(nodes: Nodes, item: str, recipe: DataConfig) -> None:
 def test_the_data_set_is_that_of_one_disk_although_requests_fail(
     nodes: Nodes, recipe: DataConfig, s3: S3, tmp_path: Path
 ) -> None:
-    wanted = prepare(recipe, TOKENIZER, tmp_path / "here")
+    wanted = prepare(recipe, TOKENIZER, tmp_path / "local")
     s3.failing_every = 10
     assert nodes.prepare(recipe) == wanted
     s3.failing_every = 0
-    assert nodes.data_set() == files_of(tmp_path / "here")
+    assert nodes.data_set() == files_of(tmp_path / "local")
     assert nodes.of("caller") - {"list", "tuple"} == {"ReadSplit", "EvaluationNgrams"}  # their texts are there
     assert {"ReadSplit", "SortHashes", "SignSplit", "EncodeSplit", "AssembleShard"} <= nodes.of("node-0")
 
@@ -129,8 +129,8 @@ def test_pairs_and_their_two_tokenizers_pass_through_the_store(nodes: Nodes, tmp
         (tmp_path / name).write_text("".join(each[side] + "\n" for each in pairs))
     data = pairs_recipe(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
     tok = TOKENS.model_copy(update={"separate": True, "vocab_size": 90})
-    wanted = prepare(data, tok, tmp_path / "here")
-    assert nodes.prepare(data, tok) == wanted and nodes.data_set() == files_of(tmp_path / "here")
+    wanted = prepare(data, tok, tmp_path / "local")
+    assert nodes.prepare(data, tok) == wanted and nodes.data_set() == files_of(tmp_path / "local")
     assert {"CountUnknown", "EncodeSplit"} <= nodes.of("node-0") and nodes.of("caller") <= {
         "ReadSplit",
         "list",
@@ -146,7 +146,7 @@ def test_another_caller_makes_only_what_a_killed_one_had_not_made(
     manifest = nodes.prepare(recipe)
     written = {path.split("/")[3] for method, path in s3.requests if method in ("PUT", "POST")}
     assert written == {"shards"}
-    assert manifest == prepare(recipe, TOKENIZER, tmp_path / "here")
+    assert manifest == prepare(recipe, TOKENIZER, tmp_path / "local")
 
 
 def test_outputs_that_no_data_set_needs_leave_the_store(nodes: Nodes, recipe: DataConfig) -> None:
@@ -164,12 +164,12 @@ def test_a_damaged_output_is_refused_by_name(nodes: Nodes, recipe: DataConfig) -
     kill_at(nodes, "SortHashes", recipe)
     name = next(name for name in nodes.outputs() if name.endswith(".arrow"))
     folder, _, last = name.rpartition("/")
-    there = open_folder(f"{nodes.location}/{folder}")
-    there.write_atomically(last, there.read_bytes(last)[:-1] + b"?")
+    remote = open_folder(f"{nodes.location}/{folder}")
+    remote.write_atomically(last, remote.read_bytes(last)[:-1] + b"?")
     with pytest.raises(UserError, match=f"{nodes.location}/{name} is damaged"):
         nodes.prepare(recipe)
-    for each in there.names():
-        there.remove(each)
+    for each in remote.names():
+        remote.remove(each)
     nodes.prepare(recipe)
 
 

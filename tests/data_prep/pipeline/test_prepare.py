@@ -40,12 +40,12 @@ def test_every_document_is_there_once_with_its_tokens_and_sentences(tmp_path, da
     assert verify_dataset(tmp_path / "out") == []
     assert dataset.manifest == manifest
     processor = tokenizer.load(tmp_path / "out" / manifest.tokenizer.file)
-    found = rows(dataset.train) | rows(dataset.heldout)
-    assert len(dataset.train) + len(dataset.heldout) == len(found) == 120
+    result = rows(dataset.train) | rows(dataset.heldout)
+    assert len(dataset.train) + len(dataset.heldout) == len(result) == 120
     assert 0 < len(dataset.heldout) < 40
     for number in range(120):
         text = clean(document(number))
-        source, tokens, ends = found[content_hash(text)[0]]
+        source, tokens, ends = result[content_hash(text)[0]]
         sentences = split_sentences(text)
         assert tokens == [token for sentence in sentences for token in processor.encode([sentence])[0].tolist()]
         assert np.diff([0, *ends]).tolist() == processor.encode(sentences)[1].tolist()
@@ -155,13 +155,13 @@ def test_the_held_out_documents_are_chosen_by_their_text_alone(tmp_path, data, t
     assert set(one.train.ids) == set(two.train.ids)
 
 
-def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path, data, tok, corpus, monkeypatch):
-    here = prepare(data, tok, tmp_path / "out")
+def test_the_fingerprint_is_of_the_content_not_of_the_location(tmp_path, data, tok, corpus, monkeypatch):
+    first = prepare(data, tok, tmp_path / "out")
     moved = corpus.rename(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
-    there = prepare(data.model_copy(update={"sources": [Source(path=moved.name)]}), tok, Path("out2"))
-    assert there.fingerprint == here.fingerprint
-    assert there.settings != here.settings
+    second = prepare(data.model_copy(update={"sources": [Source(path=moved.name)]}), tok, Path("out2"))
+    assert second.fingerprint == first.fingerprint
+    assert second.settings != first.settings
 
 
 def test_copies_are_dropped_and_the_first_source_keeps_them(tmp_path, data, tok, corpus, document):
@@ -174,10 +174,10 @@ def test_copies_are_dropped_and_the_first_source_keeps_them(tmp_path, data, tok,
     assert manifest.counts["read"] == {"kept": 242}
     assert manifest.counts["copies"] == {"kept": 121, "copy of another": 121}
     dataset = open_dataset(tmp_path / "out")
-    found = rows(dataset.train) | rows(dataset.heldout)
-    assert found[content_hash(document(3))[0]][0] == 0
-    assert found[content_hash(document(500))[0]][0] == 1
-    assert {source for source, *_ in found.values()} == {0, 1}
+    result = rows(dataset.train) | rows(dataset.heldout)
+    assert result[content_hash(document(3))[0]][0] == 0
+    assert result[content_hash(document(500))[0]][0] == 1
+    assert {source for source, *_ in result.values()} == {0, 1}
 
 
 def test_several_shards_are_seen_as_one(tmp_path, data, tok, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_large_vocabulary_is_written_with_four_bytes(tmp_path, data, tok, monk
     assert rows(wide) == rows(open_dataset(tmp_path / "narrow").train)
 
 
-def test_nothing_held_out_when_nothing_is_asked_for(tmp_path, data, tok):
+def test_nothing_held_out_when_nothing_is_requested(tmp_path, data, tok):
     manifest = prepare(data.model_copy(update={"heldout_fraction": 0.0}), tok, tmp_path / "out")
     dataset = open_dataset(tmp_path / "out")
     assert len(dataset.heldout) == 0 == len(dataset.heldout.ids) == len(dataset.heldout.lengths)
@@ -227,14 +227,25 @@ def test_the_tokenizer_never_sees_held_out_text_and_a_smaller_sample_less(tmp_pa
 
 
 def test_progress_counts_every_stage_up_to_its_end(tmp_path, data, tok):
-    told: dict[str, list[tuple[int, int]]] = {}
+    reports: dict[str, list[tuple[int, int]]] = {}
 
-    def progress(stage: str, done: int, total: int) -> None:
-        told.setdefault(stage, []).append((done, total))
+    def report(stage: str, done: int, total: int) -> None:
+        reports.setdefault(stage, []).append((done, total))
 
-    prepare(data, tok, tmp_path / "out", map_in_process, progress)
-    assert list(told) == ["hash", "read", "sort", "copies", "sample", "draw", "tokenizer", "encode", "shards", "count"]
-    for steps in told.values():
+    prepare(data, tok, tmp_path / "out", map_in_process, report)
+    assert list(reports) == [
+        "hash",
+        "read",
+        "sort",
+        "copies",
+        "sample",
+        "draw",
+        "tokenizer",
+        "encode",
+        "shards",
+        "count",
+    ]
+    for steps in reports.values():
         total = steps[0][1]
         assert steps == [(done, total) for done in range(total + 1)]
 

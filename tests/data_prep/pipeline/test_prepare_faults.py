@@ -106,7 +106,7 @@ STAGES = ["read", "sort", "copies", "near", "decontaminate", "draw", "tokenizer"
 
 def test_every_stage_is_among_those_that_are_disturbed(every_stage):
     renames = every_stage[-1]
-    assert {place.split("/")[0] for place in renames} == {*STAGES, "work", ".beside", "out"}
+    assert {name.split("/")[0] for name in renames} == {*STAGES, "work", ".beside", "out"}
     assert renames[-1] == "out/.json"
 
 
@@ -119,7 +119,7 @@ FULL = ["read", "near", "decontaminate", "encode", "shards", ".beside", "out"]
 )
 def test_killed_or_without_room_in_any_stage_it_goes_on_to_the_same_bytes(tmp_path, every_stage, stage, fault):
     renames = every_stage[-1]
-    of_stage = [number for number, place in enumerate(renames, start=1) if place.startswith(f"{stage}/")]
+    of_stage = [number for number, name in enumerate(renames, start=1) if name.startswith(f"{stage}/")]
     survives(every_stage, tmp_path / "out", fault, of_stage[len(of_stage) // 2] - (fault == "full"))
 
 
@@ -156,7 +156,7 @@ def test_what_a_worker_that_was_killed_meanwhile_left_goes_at_the_end(tmp_path, 
     assert not left.exists() and verify_dataset(tmp_path / "out") == []
 
 
-def test_a_full_disk_is_told_with_the_file_that_has_no_room(tmp_path):
+def test_a_full_disk_is_reported_with_the_file_that_has_no_room(tmp_path):
     with (
         pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/a.arrow'"),
         atomic_replace(tmp_path / "a.arrow"),
@@ -174,9 +174,9 @@ def test_a_data_set_that_is_remade_stands_until_the_other_takes_its_place(tmp_pa
     renames = in_a_child(config, tmp_path / "copy", "list").stdout.split()
     commit = renames.index("copy/.arrow") + 1
     early, late = tmp_path / "early", tmp_path / "late"
-    for place, number in ((early, 15), (late, commit)):
-        shutil.copytree(out, place)
-        assert in_a_child(config, place, "kill", number).returncode == -signal.SIGKILL
+    for folder, number in ((early, 15), (late, commit)):
+        shutil.copytree(out, folder)
+        assert in_a_child(config, folder, "kill", number).returncode == -signal.SIGKILL
     assert bytes_of(early) == files and open_dataset(early).manifest == old
     with pytest.raises(UserError, match="no prepared data set"):
         open_dataset(late)
@@ -252,11 +252,11 @@ def test_a_changed_digit_in_what_a_stage_found_is_noticed(tmp_path, data, tok, s
     prepare(data, tok, tmp_path / "out")
     before = bytes_of(tmp_path / "out")
     for entry in (tmp_path / "out" / "work" / stage).glob("*.json"):
-        found = json.loads(entry.read_bytes())
+        result = json.loads(entry.read_bytes())
         spelled = re.sub(
             r'("(?:bytes|documents|tokens)":)(\d)', lambda match: match[1] + "4" + match[2], entry.read_text()
         )
-        assert json.loads(spelled) != found
+        assert json.loads(spelled) != result
         entry.write_text(spelled)
     (tmp_path / "out" / "manifest.json").unlink()
     prepare(data, tok, tmp_path / "out")
@@ -267,8 +267,8 @@ def test_what_a_stage_of_an_earlier_version_found_is_used(tmp_path, data, tok):
     prepare(data, tok, tmp_path / "out")
     before, entries = bytes_of(tmp_path / "out"), sorted((tmp_path / "out" / "work").glob("*/*.json"))
     for entry in entries:
-        found = json.loads(entry.read_bytes())
-        entry.write_bytes(canonical_json({key: found[key] for key in ("sha256", "facts")}))
+        result = json.loads(entry.read_bytes())
+        entry.write_bytes(canonical_json({key: result[key] for key in ("sha256", "facts")}))
     times = [entry.stat().st_mtime_ns for entry in entries]
     (tmp_path / "out" / "manifest.json").unlink()
     prepare(data, tok, tmp_path / "out")
@@ -298,16 +298,16 @@ def test_bad_files_and_documents_are_set_aside_named_and_counted(tmp_path, data,
     assert len(open_dataset(tmp_path / "out").train) + len(open_dataset(tmp_path / "out").heldout) == 120
 
 
-def test_lines_are_named_by_their_place_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
+def test_lines_are_named_by_their_number_in_the_file_and_at_most_twenty(tmp_path, data, tok, corpus, monkeypatch):
     monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (500,))
     lines = (corpus / "b.jsonl").read_text().splitlines()
     bad = list(range(5, 65, 2))
-    for place in bad:
-        lines.insert(place - 1, "{")
+    for line in bad:
+        lines.insert(line - 1, "{")
     (corpus / "b.jsonl").write_text("\n".join(lines))
     manifest = prepare(data.model_copy(update={"max_bad_fraction": 0.5}), tok, tmp_path / "out")
     assert manifest.counts["read"] == {"kept": 120, "broken JSON": 30}
-    expected = [SetAside(path=f"{corpus / 'b.jsonl'}:{place}", reason="broken JSON") for place in bad[:20]]
+    expected = [SetAside(path=f"{corpus / 'b.jsonl'}:{line}", reason="broken JSON") for line in bad[:20]]
     assert manifest.set_aside == expected
 
 

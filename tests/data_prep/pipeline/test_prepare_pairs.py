@@ -269,8 +269,10 @@ def test_a_vocabulary_without_the_script_of_a_side_is_refused_before_encoding(tm
     given = TOKENS.model_validate({"path": str(tmp_path / "latin.model")})
     data = recipe(write_jsonl(tmp_path / "a.jsonl", [(source, target.translate(cyrillic)) for source, target in PAIRS]))
     stages: list[str] = []
-    told = r"[1-9]\d\.\d% of the target side's tokens are unknown to tokenizer\.path=\S*latin\.model, at most 1% can be"
-    with pytest.raises(UserError, match=told):
+    pattern = (
+        r"[1-9]\d\.\d% of the target side's tokens are unknown to tokenizer\.path=\S*latin\.model, at most 1% can be"
+    )
+    with pytest.raises(UserError, match=pattern):
         prepare(data, given, tmp_path / "out", report=lambda stage, done, total: stages.append(stage))
     assert "unknown tokens" in stages and "encode" not in stages
     assert prepare(data, TOKENS, tmp_path / "trained").totals["train"].documents > 100

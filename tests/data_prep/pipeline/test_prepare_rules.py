@@ -33,12 +33,12 @@ def test_each_document_has_the_fate_that_the_recipe_gives_it(tmp_path, planted, 
     }
     assert counts["copies after cutting"] == {"kept": 32, "copy of another": 0}
     assert counts["near duplicates after cutting"] == {"kept": 31, "near duplicate of another": 1}  # of plain 5
-    found = ids_in(tmp_path / "out")
+    result = ids_in(tmp_path / "out")
     ids = {name: content_hash(text)[0] for name, text in texts.items()}
-    assert len(found) == 31 and {number for name, number in ids.items() if name.startswith("plain")} - found == {
+    assert len(result) == 31 and {number for name, number in ids.items() if name.startswith("plain")} - result == {
         ids["plain 4"]  # the longer of the two is kept
     }
-    assert ids["near"] in found and not {ids["contaminated"], ids["filtered"]} & found
+    assert ids["near"] in result and not {ids["contaminated"], ids["filtered"]} & result
     for split in (open_dataset(tmp_path / "out").train, open_dataset(tmp_path / "out").heldout):
         assert (np.diff(split.sources.astype(int)) >= 0).all(), "documents of one source stand together"
     again = prepare(data, tok, tmp_path / "out")

@@ -253,8 +253,8 @@ def test_each_kind_of_bad_input_has_its_reason_and_the_rest_is_read(
     (odd / "words.txt").write_text(" ".join(map(document, range(50))))
     data = DataConfig(sources=[Source(path=str(odd))], heldout_fraction=0.0, max_bad_fraction=1.0)
     manifest = prepare(data, TokenizerConfig(vocab_size=64, threads=1), tmp_path / "out")
-    found = {entry.path.removeprefix(f"{odd}/"): entry.reason for entry in manifest.set_aside}
-    assert found == {
+    result = {entry.path.removeprefix(f"{odd}/"): entry.reason for entry in manifest.set_aside}
+    assert result == {
         "good.jsonl:2": "empty",
         "good.jsonl:3": "field 'text' is not text",
         "good.jsonl:4": "field 'text' is not text",
@@ -285,7 +285,7 @@ def test_each_kind_of_bad_input_has_its_reason_and_the_rest_is_read(
         "pipe.txt": "not a file",
     }
     assert manifest.counts["read"]["kept"] == 5
-    assert sum(manifest.counts["read"].values()) == 5 + len(found)
+    assert sum(manifest.counts["read"].values()) == 5 + len(result)
     assert len(open_dataset(tmp_path / "out").train) == 5
     assert already_prepared(data, TokenizerConfig(vocab_size=64, threads=1), tmp_path / "out") == manifest
 

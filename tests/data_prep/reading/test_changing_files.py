@@ -129,11 +129,11 @@ def test_what_was_set_aside_for_now_is_read_the_next_time(
     whole, text, hash_files = corpus / "a.jsonl", (corpus / "a.jsonl").read_text(), identities.hash_files
 
     def then_removed(files: list[InputFile]) -> dict[str, str]:
-        found = hash_files(files)
+        result = hash_files(files)
         status = whole.stat()
         whole.unlink()
         kept.append(status)
-        return found
+        return result
 
     kept: list[os.stat_result] = []
     manifest = prepared(then_removed)

@@ -49,7 +49,7 @@ def test_parquet_is_read_over_row_groups_and_null_is_bad(tmp_path):
     assert all_of(path, "body") == ["one", BadDocument(2, "field 'body' is not text"), "zwei €", "three"]
 
 
-def test_bad_lines_come_out_with_their_place_and_reason_and_the_rest_is_read(tmp_path):
+def test_bad_lines_come_out_with_their_position_and_reason_and_the_rest_is_read(tmp_path):
     path = tmp_path / "a.jsonl"
     deep = b"[" * 100_000
     lines = [b'{"text": "one"}', b"{broken", b'{"other": "x"}', b'{"text": 3}', b'{"text": "\xff"}', b"", b"[1]", deep,
@@ -189,7 +189,7 @@ def test_files_of_an_installed_package_are_found_without_running_it(tmp_path, mo
         ("package:json/no/such/*.txt", "does not exist"),
     ],
 )
-def test_a_source_that_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch, path, sentence):
+def test_a_source_that_does_not_exist_is_refused_with_what_to_do(tmp_path, monkeypatch, path, sentence):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("empty/notes.md").write_text("x")

@@ -93,8 +93,8 @@ def test_globs_mean_the_same_here_and_in_a_bucket(
     s3: Any, s3_places: str, folder: Path, pattern: str, names: list[str]
 ) -> None:
     for root in (str(folder), s3_places):
-        found = [file.name for file in list_files([Source(path=root + pattern)])]
-        assert found == [f"{root}/{name}" for name in names]
+        result = [file.name for file in list_files([Source(path=root + pattern)])]
+        assert result == [f"{root}/{name}" for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_an_object_that_may_not_be_read_is_set_aside_for_now(s3: Any, s3_places:
         ("ftpx://host/a.txt", r"data\.sources\[0\]\.path: ftpx:// cannot be read .*use a path, s3://"),
     ],
 )
-def test_a_wrong_place_is_one_sentence(s3: Any, bucket: str, path: str, sentence: str) -> None:
+def test_a_wrong_location_is_one_sentence(s3: Any, bucket: str, path: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as failed:
         list_files([Source(path=path.format(bucket=bucket))])
     assert "\n" not in str(failed.value)
@@ -301,7 +301,7 @@ OURS = "Basic dXNlcjpwdw=="  # user:pw
     ("entry", "sent"),
     [("machine 127.0.0.1 login user password pw", OURS), ("default login user password pw", None), ("", None)],
 )
-def test_a_web_server_is_told_the_password_that_netrc_has_for_its_host(
+def test_a_web_server_gets_the_password_that_netrc_has_for_its_host(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, sent: str | None
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -311,7 +311,9 @@ def test_a_web_server_is_told_the_password_that_netrc_has_for_its_host(
     assert len(Web.seen) > 1 and set(Web.seen) == {sent}
 
 
-def test_a_password_follows_to_the_same_place_only(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_follows_to_the_same_location_only(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password pw\nmachine localhost password theirs")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for target, followed in (("", OURS), (web, OURS), (web.replace("127.0.0.1", "localhost"), None)):

@@ -127,8 +127,8 @@ def test_memory_has_a_bound(
     bad: int,
 ) -> None:
     write(tmp_path / name, mib)
-    needed, found, reasons = read(tmp_path / name, documents)
+    needed, result, reasons = read(tmp_path / name, documents)
     assert needed < most
     assert sum(reasons.values()) == bad
-    assert found == texts if texts is not None else found > mib * 100
+    assert result == texts if texts is not None else result > mib * 100
     (tmp_path / name).unlink()

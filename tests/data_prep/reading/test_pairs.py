@@ -161,8 +161,14 @@ def test_line_files_of_different_lengths_are_refused_with_both(tmp_path: Path) -
 def test_lines_of_two_files_that_are_bad_keep_the_others_in_step(tmp_path: Path) -> None:
     (tmp_path / "a.en").write_bytes(b"\xef\xbb\xbfone\r\ntw\xffo\nthree\n\nfive\n")
     (tmp_path / "a.es").write_bytes(b"uno\ndos\ntr\0es\n\n\n")
-    found = read(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
-    assert found == [("one\r", "uno"), BadDocument(2, "not UTF-8"), BadDocument(3, "NUL bytes"), ("", ""), ("five", "")]
+    result = read(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
+    assert result == [
+        ("one\r", "uno"),
+        BadDocument(2, "not UTF-8"),
+        BadDocument(3, "NUL bytes"),
+        ("", ""),
+        ("five", ""),
+    ]
 
 
 @pytest.mark.parametrize("side", ["en", "es"])
@@ -195,6 +201,6 @@ def test_sources_of_pairs_name_what_does_not_fit(tmp_path: Path) -> None:
     here = str(tmp_path)
     assert "data.sources[0].target_path" in refused(path=f"{here}/a.en", target_path=f"{here}/none")
     assert "matches 3 files, expected one file of lines" in refused(path=f"{here}/a.en", target_path=f"{here}/a*")
-    assert "is a .jsonl file, and target_path is for" in refused(path=f"{here}/a.jsonl", target_path=f"{here}/a.es")
+    assert "is a .jsonl file, but target_path is for" in refused(path=f"{here}/a.jsonl", target_path=f"{here}/a.es")
     assert "has no file ending in .tsv" in refused(path=here, fields={"source": 1, "target": 2})
     assert "has no file ending in .jsonl, .json, .parquet" in refused(path=f"{here}/a.en", fields=FIELDS)

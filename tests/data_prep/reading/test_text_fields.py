@@ -23,7 +23,7 @@ def fields_of(path: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.arrow"])
-def test_fields_with_text_are_told_from_ids_addresses_and_numbers(tmp_path: Path, name: str) -> None:
+def test_fields_with_text_are_distinguished_from_ids_addresses_and_numbers(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     table = pa.Table.from_pylist(ROWS)
     if name == "a.parquet":

@@ -72,7 +72,7 @@ def test_clean_loses_no_visible_character(text):
     assert unicodedata.normalize("NFD", visible(clean(text))) == unicodedata.normalize("NFD", visible(text))
 
 
-def test_mojibake_is_repaired_when_it_is_asked_for_and_only_then():
+def test_mojibake_is_repaired_when_it_is_requested_and_only_then():
     broken = "Das ist schÃ¶n, sagte sie, und â€žwahrâ€œ.\r\n\r\n\r\nPlain text  stays."
     assert clean(broken, fix_mojibake=True) == "Das ist schön, sagte sie, und „wahr“.\n\nPlain text stays."
     assert clean(broken) == "Das ist schÃ¶n, sagte sie, und â€žwahrâ€œ.\n\nPlain text stays."
@@ -94,7 +94,7 @@ def test_a_missing_ftfy_is_named_with_what_to_do(monkeypatch):
         dependencies(CleanConfig(fix_mojibake=True))
 
 
-def test_what_repairing_depends_on_is_told():
+def test_what_repairing_depends_on_is_reported():
     assert dependencies(CleanConfig()) == {}
     assert dependencies(CleanConfig(fix_mojibake=True))["mojibake"].startswith("ftfy ")
 

@@ -83,12 +83,12 @@ def test_reasons_tell_the_thresholds_that_were_set():
     config = FilterConfig.model_validate(
         {"gopher_quality": {"min_words": 7, "min_stop_words": None}, "language": {"keep": ["de"], "min_score": 0.25}}
     )
-    told = drop_reasons(config)
-    assert told[:3] == ["in a language that is not kept", "language less probable than 0.25", "fewer than 7 words"]
-    assert not any("stop words" in reason for reason in told)
+    reasons = drop_reasons(config)
+    assert reasons[:3] == ["in a language that is not kept", "language less probable than 0.25", "fewer than 7 words"]
+    assert not any("stop words" in reason for reason in reasons)
 
 
-def test_what_the_result_depends_on_besides_the_recipe_is_told(tmp_path):
+def test_what_the_result_depends_on_besides_the_recipe_is_reported(tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("darn\n")
     config = FilterConfig.model_validate({"c4": {"bad_words": str(words)}, "language": {"keep": ["en"]}})

@@ -39,7 +39,7 @@ def plain_duplicate_share(words: list[str], n: int) -> float:
 
 
 def plain_duplicates(parts: list[str]) -> tuple[float, float]:
-    """The share of parts, and of characters in parts, that stood before."""
+    """The share of parts, and of characters in parts, that occurred before."""
     again = [part for i, part in enumerate(parts) if part in parts[:i]]
     return len(again) / len(parts), sum(map(len, again)) / sum(map(len, parts))
 
@@ -137,7 +137,7 @@ def test_a_threshold_of_null_switches_its_rule_off():
     off = dict.fromkeys(GopherRepetition.model_fields)
     assert gopher.repetition_rules(GopherRepetition(**off)) == []
     (only,) = gopher.repetition_rules(GopherRepetition(**off | {"max_duplicate_7gram": 0.25}))
-    assert only[0] == "more than 0.25 of the characters in 7 words that stood before"
+    assert only[0] == "more than 0.25 of the characters in 7 words that occurred before"
     off = {name: None for name in GopherQuality.model_fields if name != "stop_words"}
     assert gopher.quality_rules(GopherQuality(**off)) == []
 

@@ -36,8 +36,8 @@ def reference():
 
 @pytest.mark.parametrize("code", SENTENCES)
 def test_a_sentence_is_enough(code):
-    found, score = identify(SENTENCES[code])
-    assert (found, score >= 0.5) == (code, True), score
+    result, score = identify(SENTENCES[code])
+    assert (result, score >= 0.5) == (code, True), score
     assert code in labels()
 
 
@@ -59,7 +59,7 @@ mixed = st.lists(st.sampled_from([word for text in SENTENCES.values() for word i
 
 @given(text=mixed.map(" ".join) | st.text())
 def test_scores_are_those_of_py3langid(reference, text):
-    found, score = identify(text)
+    result, score = identify(text)
     expected = dict(reference.rank(text))
-    assert score == pytest.approx(expected[found], abs=1e-3)
-    assert expected[found] >= max(expected.values()) - 1e-3
+    assert score == pytest.approx(expected[result], abs=1e-3)
+    assert expected[result] >= max(expected.values()) - 1e-3

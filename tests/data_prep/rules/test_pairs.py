@@ -27,7 +27,7 @@ def reason(source: str, target: str, **settings: Any) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "settings", "told"),
+    ("source", "target", "settings", "expected"),
     [
         ("one", "uno", {}, None),
         ("OK", "OK", {}, "equal sides"),
@@ -45,9 +45,9 @@ def reason(source: str, target: str, **settings: Any) -> str | None:
         ("a" * 1001, "b", {"max_word_length": None}, None),
     ],
 )
-def test_each_rule_has_its_reason(source: str, target: str, settings: dict[str, Any], told: str | None) -> None:
-    assert reason(source, target, **settings) == told
-    assert reason(target, source, **settings) == told
+def test_each_rule_has_its_reason(source: str, target: str, settings: dict[str, Any], expected: str | None) -> None:
+    assert reason(source, target, **settings) == expected
+    assert reason(target, source, **settings) == expected
 
 
 def test_a_side_in_another_language_is_dropped_and_a_doubtful_one_is_kept() -> None:

@@ -92,8 +92,8 @@ def test_every_visible_character_lies_in_exactly_one_span_and_spans_are_in_order
     assert all(start < stop for start, stop in spans)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert all(text[start:stop] == text[start:stop].strip() for start, stop in spans)
-    inside = {place for start, stop in spans for place in range(start, stop)}
-    assert inside >= {place for place, char in enumerate(text) if not char.isspace()}
+    inside = {offset for start, stop in spans for offset in range(start, stop)}
+    assert inside >= {offset for offset, char in enumerate(text) if not char.isspace()}
 
 
 @given(texts.map(clean), st.sampled_from(LANGUAGES))
@@ -102,7 +102,7 @@ def test_a_text_of_usual_length_has_the_sentences_of_sentencex(text, language):
     assert split_sentences(text, language) == of_sentencex
 
 
-def test_long_texts_of_paragraphs_have_the_sentences_of_sentencex_at_the_right_places():
+def test_long_texts_of_paragraphs_have_the_sentences_of_sentencex_at_the_right_offsets():
     # Beyond ten thousand characters sentencex gives some empty lines not back.
     text = clean("\n\n".join(f"Paragraph {n} is short. It ends here.\nOr here, é!" for n in range(1_000)))
     pieces = sentencex.segment("en", text)
@@ -160,5 +160,5 @@ def test_chinese_without_blanks_ends_at_the_same_stops_as_with_sentencex():
 def test_a_long_line_that_ends_with_a_stop_is_a_paragraph_below_a_list_too():
     paragraph = "The river was wide and slow, and on its other side stood a house in which nobody had lived for years."
     text = "The list:\n\n1. First item.\n2. Second item.\n" + "\n".join([paragraph] * 3)
-    found = split_sentences(text)
-    assert found[-2:] == [paragraph] * 2 and all(len(sentence) < 2 * len(paragraph) for sentence in found)
+    result = split_sentences(text)
+    assert result[-2:] == [paragraph] * 2 and all(len(sentence) < 2 * len(paragraph) for sentence in result)

@@ -133,7 +133,7 @@ def test_a_part_of_a_document_ends_where_a_sentence_ends(gpt2: Path) -> None:
     assert parts[1:3] == [" It's lo!", "\n\n“Mi lo.”"]
 
 
-def test_tokens_are_told_as_vocabulary_and_as_text(bert: Path, gpt2: Path) -> None:
+def test_tokens_are_reported_as_vocabulary_and_as_text(bert: Path, gpt2: Path) -> None:
     tokenizer = parse(import_tokenizer(bert))
     ids = one(tokenizer, "Lo miba, a!")
     assert [tokenizer.id_to_token(i) for i in ids] == ["lo", "mi", "##ba", ",", "a", "!"]
@@ -144,7 +144,7 @@ def test_tokens_are_told_as_vocabulary_and_as_text(bert: Path, gpt2: Path) -> No
     assert "".join(map(tokenizer.token_text, ids)) == "mi lo é" == tokenizer.decode(ids)
 
 
-def test_what_training_is_told(bert: Path, gpt2: Path) -> None:
+def test_what_training_reads_of_a_tokenizer(bert: Path, gpt2: Path) -> None:
     info = describe(import_tokenizer(bert), "")
     assert (info.kind, info.file, info.vocab_size) == ("wordpiece", "tokenizer.json", len(BERT_TOKENS))
     assert info.special_ids == {"pad": 0, "unk": 2, "cls": 3, "sep": 4, "mask": 5}
@@ -246,7 +246,7 @@ def test_an_objective_needs_its_tokens(bert: Path, gpt2: Path) -> None:
     ],
 )
 def test_settings_of_training_are_none_of_an_existing_one(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValidationError, match=f"{named} is a setting of training, and tokenizer.path=x is trained"):
+    with pytest.raises(ValidationError, match=f"{named} is a setting of training, but tokenizer.path=x is"):
         TokenizerConfig.model_validate({"path": "x", **given})
     whole = TokenizerConfig(path="x", lowercase=False)
     assert TokenizerConfig.model_validate(whole.model_dump()) == whole, "as it stands in a resolved recipe"
@@ -278,7 +278,7 @@ def test_a_data_set_has_its_tokens_and_a_copy(
         assert np.diff([0, *ends]).tolist() == tokenizer.encode(tokenizer.split(text))[1].tolist()
 
 
-def test_another_file_at_the_same_place_is_another_data_set(tmp_path: Path, data: DataConfig, bert: Path) -> None:
+def test_another_file_at_the_same_path_is_another_data_set(tmp_path: Path, data: DataConfig, bert: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text(bert.read_text())
     tok = TokenizerConfig(path=str(path))

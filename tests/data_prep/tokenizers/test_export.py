@@ -220,9 +220,9 @@ def test_characters_without_a_token_become_bytes(document: Callable[[int], str],
     # A special token that is spelled out is one here, and so is a byte's where the vocabulary lacks "<".
     spelled = ("[", "<")
     for text in [*(each for each in SNIPPETS if not each.startswith(spelled)), document(3), "Ж 日本 lo\u0301 é 🙂!"]:
-        found = theirs.encode(text, add_special_tokens=False).ids
-        assert found == ours.encode(text)
-        assert 1 not in found and theirs.decode(found) == ours.decode(found)
+        result = theirs.encode(text, add_special_tokens=False).ids
+        assert result == ours.encode(text)
+        assert 1 not in result and theirs.decode(result) == ours.decode(result)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])

@@ -57,8 +57,8 @@ def check(content: bytes, texts: list[str]) -> None:
         ids, lengths = ours.encode(batch)
         assert ids.dtype == np.int32
         expected = [library.encode(text, add_special_tokens=False).ids for text in batch]
-        for text, found, wanted in zip(batch, np.split(ids, np.cumsum(lengths)[:-1]), expected, strict=True):
-            assert found.tolist() == wanted, repr(text)
+        for text, result, wanted in zip(batch, np.split(ids, np.cumsum(lengths)[:-1]), expected, strict=True):
+            assert result.tolist() == wanted, repr(text)
         if ours.kind == "byte-bpe":
             parts = list(map(ours.split, batch))
             assert list(map("".join, parts)) == batch

@@ -50,8 +50,8 @@ def check(model: bytes, texts: list[str]) -> None:
     for _ in range(2):  # words that are new, and words that are known
         ids, lengths = tokenizer.encode(texts)
         assert np.split(ids, np.cumsum(lengths))[-1].size == 0 and ids.dtype == np.int32
-        found = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-        assert found == processor.encode(texts)
+        result = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+        assert result == processor.encode(texts)
 
 
 SNIPPETS = [

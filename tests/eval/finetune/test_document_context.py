@@ -67,11 +67,11 @@ def test_a_sentence_is_as_without_context_and_its_room_is_filled_from_its_docume
     plain = encode(examples, "tagging", tokenizer, frame, seq_len)
     whole = encode(part, "tagging", tokenizer, frame, 10_000)  # every sentence in full
     inner = [ids[1:-1] for ids in _sequences(whole)]
-    found = encode(examples, "tagging", tokenizer, frame, seq_len, document_context=part)
+    result = encode(examples, "tagging", tokenizer, frame, seq_len, document_context=part)
     room = seq_len - 2
-    assert found.targets.tolist() == plain.targets.tolist() and found.cu_targets.tolist() == plain.cu_targets.tolist()
+    assert result.targets.tolist() == plain.targets.tolist() and result.cu_targets.tolist() == plain.cu_targets.tolist()
     for at, ids, bare, words, bare_words in zip(
-        chosen, _sequences(found), _sequences(plain), _words(found), _words(plain), strict=True
+        chosen, _sequences(result), _sequences(plain), _words(result), _words(plain), strict=True
     ):
         assert len(ids) <= seq_len and [ids[0], ids[-1]] == [bare[0], bare[-1]]
         assert len(words) == len(bare_words)
@@ -174,5 +174,5 @@ def test_files_without_documents_are_refused(tmp_path: Path) -> None:
 def test_other_kinds_of_tasks_have_no_context() -> None:
     _check_settings(EvalConfig.model_validate({"tasks": ["bbc-topics"], "document_context": True}), 2)
     own = {"name": "bbc-topics", "document_context": True}
-    with pytest.raises(UserError, match="is for tagging, and the kind of task bbc-topics is classification"):
+    with pytest.raises(UserError, match="is for tagging, but task bbc-topics is of kind classification"):
         _check_settings(EvalConfig.model_validate({"tasks": [own]}), 2)

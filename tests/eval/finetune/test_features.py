@@ -17,9 +17,8 @@ from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import EvalConfig, Features, TrialSettings
-from multihop.eval.finetune.features import FeatureReader
 from multihop.eval.finetune.frames import frame_of
-from multihop.eval.finetune.heads import TaskModel
+from multihop.eval.finetune.heads import FeatureReader, TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labelled import finetune_labelled
 from multihop.eval.inference.embed import means
@@ -46,7 +45,7 @@ def _check_settings(config: EvalConfig, layers: int) -> None:
 @pytest.fixture
 def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BiLSTM that is trained in a second."""
-    monkeypatch.setattr("multihop.eval.finetune.features.UNITS", 32)
+    monkeypatch.setattr("multihop.eval.finetune.heads.LSTM_UNITS", 32)
 
 
 def _reader(features: Features, layers: int = 3, hidden: int = 4) -> FeatureReader:

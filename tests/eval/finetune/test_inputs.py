@@ -147,9 +147,9 @@ def test_saved_arrays_are_the_same_when_mapped(bert_data: Path, tmp_path: Path) 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=200), st.integers(1, 300))
 def test_batches_of_tokens_hold_every_example_once_within_the_budget(sizes: list[int], budget: int) -> None:
     lengths = np.array(sizes)
-    found = list(batches_of_tokens(lengths, budget))
-    assert sorted(i for batch in found for i in batch) == list(range(len(sizes)))
-    assert all(len(batch) == 1 or lengths[batch].sum() <= budget for batch in found)
+    result = list(batches_of_tokens(lengths, budget))
+    assert sorted(i for batch in result for i in batch) == list(range(len(sizes)))
+    assert all(len(batch) == 1 or lengths[batch].sum() <= budget for batch in result)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=200), st.integers(1, 17), st.integers(0, 2**40))

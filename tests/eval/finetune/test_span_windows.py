@@ -72,7 +72,7 @@ def test_a_sentencepiece_mark_behind_a_word_is_encoded_as_in_pretraining(unigram
 
 
 @given(_TEXTS)
-def test_places_are_in_order_and_of_whole_words(unigram: Tokenizer, text: str) -> None:
+def test_offsets_are_in_order_and_of_whole_words(unigram: Tokenizer, text: str) -> None:
     for tokenizer in (_WORDPIECE, _BYTE_BPE, unigram):
         [tokens] = tokens_with_offsets([text], tokenizer)
         assert (tokens.starts < tokens.ends).all()
@@ -111,9 +111,9 @@ def test_windows_cover_the_context_and_each_token_has_most_context_in_one(
 ) -> None:
     example = Example((" ".join("n" * question), " ".join("ab"[i % 2] for i in range(words))))
     cut = min(question, 3)
-    found = windows([example], _WORDPIECE, _BERT, False, 6 + room, stride, max_question=3)
+    result = windows([example], _WORDPIECE, _BERT, False, 6 + room, stride, max_question=3)
     spans = []
-    for window in found:
+    for window in result:
         assert window.ids[: window.second_starts].tolist() == [_CLS, *[_PIECES.index("n")] * cut, _SEP]
         assert len(window.ids) == window.second_starts + len(window.starts) + 1 <= 6 + room
         assert window.ids[-1] == _SEP and window.null == 0
@@ -123,7 +123,7 @@ def test_windows_cover_the_context_and_each_token_has_most_context_in_one(
     room += 3 - cut
     assert [start for start, _ in spans] == [i * min(stride, max(1, room // 2)) for i in range(len(spans))]
     assert all(length == room for _, length in spans[:-1]) and sum(spans[-1]) == words
-    for number, (window, (start, _)) in enumerate(zip(found, spans, strict=True)):
+    for number, (window, (start, _)) in enumerate(zip(result, spans, strict=True)):
         wanted = [_max_context(spans, start + i) == number for i in range(len(window.starts))]
         assert window.has_max_context.tolist() == wanted
 
@@ -145,12 +145,12 @@ def _learned(window: Window, context: str) -> str:
 def test_the_answer_is_where_it_is_whole_and_the_null_position_elsewhere() -> None:
     context = "a b ban-ban e n o a b e"
     question = Example(("o", context), (4, 11, 0, 1))
-    found = windows([question], _WORDPIECE, _BERT, False, 10, 2, 1)
-    assert [context[w.starts[0] : w.ends[-1]] for w in found] == [
+    result = windows([question], _WORDPIECE, _BERT, False, 10, 2, 1)
+    assert [context[w.starts[0] : w.ends[-1]] for w in result] == [
         "a b ban-ban e", "ban-ban e n o", "ban e n o a b", "n o a b e",
     ]  # fmt: skip
-    assert [(w.start, w.end) for w in found] == [(5, 7), (3, 5), (0, 0), (0, 0)]
-    assert [_learned(w, context) for w in found[:2]] == ["ban-ban", "ban-ban"]
+    assert [(w.start, w.end) for w in result] == [(5, 7), (3, 5), (0, 0), (0, 0)]
+    assert [_learned(w, context) for w in result[:2]] == ["ban-ban", "ban-ban"]
 
 
 def test_the_answer_in_a_part_of_a_word_becomes_the_word_and_the_impossible_the_null_position() -> None:

@@ -51,20 +51,20 @@ def test_each_token_has_the_weights_of_the_context_that_it_was_predicted_from(
     variant: dict[str, Any], pairs_data: Path
 ) -> None:
     model = trained(pairs_data, variant)
-    found = found_of(model)
-    weights = attention_map(model, found)
-    assert weights.shape == (len(found.tokens), len(found.source))
+    result = found_of(model)
+    weights = attention_map(model, result)
+    assert weights.shape == (len(result.tokens), len(result.source))
     torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
-    assert weights.max() > 1.05 / len(found.source), "they are not even"
+    assert weights.max() > 1.05 / len(result.source), "they are not even"
 
     contexts: list[torch.Tensor] = []
     hook = attending(model).register_forward_hook(lambda module, given, out: contexts.append(out.reshape(-1, 16)))
-    other = attention_map(model, Translation(found.text, 0.0, False, found.source, found.tokens[:-2]))
+    other = attention_map(model, Translation(result.text, 0.0, False, result.source, result.tokens[:-2]))
     hook.remove()
     torch.testing.assert_close(other, weights[:-2])  # later tokens have no say
     if variant["family"] == "seq2seq":
         assert isinstance(model.model, EncoderDecoder)
-        ids, ones = torch.tensor(found.source), torch.arange(len(found.source))
+        ids, ones = torch.tensor(result.source), torch.arange(len(result.source))
         with torch.inference_mode():
             source = model.model.read(ids, ones, torch.tensor([0, len(ids)]), len(ids))[:, :16]
             torch.testing.assert_close(torch.cat(contexts), other @ source)
@@ -73,24 +73,26 @@ def test_each_token_has_the_weights_of_the_context_that_it_was_predicted_from(
 def test_those_of_a_transformer_are_the_ones_that_transformers_returns(pairs_data: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model = trained(pairs_data, {"family": "transformer", "heads": 4})
-    found, config = found_of(model), model.model.config
+    result, config = found_of(model), model.model.config
     out = tmp_path / "hf"
     out.mkdir()
     export_model(save(model.model, tmp_path / "ours"), config, model.model.word.num_embeddings, model.special_ids, out)
     theirs = transformers.MarianMTModel.from_pretrained(out, attn_implementation="eager").eval()
-    begun = torch.tensor([[model.special_ids["pad"], *found.tokens[:-1]]])
+    begun = torch.tensor([[model.special_ids["pad"], *result.tokens[:-1]]])
     with torch.no_grad():
-        told = theirs(torch.tensor([found.source]), decoder_input_ids=begun, output_attentions=True)
-    torch.testing.assert_close(attention_map(model, found), told.cross_attentions[-1][0].mean(0), atol=1e-5, rtol=0)
+        reference = theirs(torch.tensor([result.source]), decoder_input_ids=begun, output_attentions=True)
+    torch.testing.assert_close(
+        attention_map(model, result), reference.cross_attentions[-1][0].mean(0), atol=1e-5, rtol=0
+    )
 
 
 def test_a_picture_has_a_row_for_each_token(pairs_data: Path, tmp_path: Path) -> None:
     model = trained(pairs_data, {"family": "seq2seq", "attention": "general"})
-    found, blank = translate(model, [pair(3)[0], " "])
-    assert found.source == found_of(model).source and found.tokens and not blank.tokens
+    result, blank = translate(model, [pair(3)[0], " "])
+    assert result.source == found_of(model).source and result.tokens and not blank.tokens
     sizes = []
     for length in (4, 12):
-        made = Translation("", 0.0, False, found.source, [5] * length)
+        made = Translation("", 0.0, False, result.source, [5] * length)
         (tmp_path / "map.png").write_bytes(as_png(draw_map(model, made)))
         sizes.append(matplotlib.image.imread(tmp_path / "map.png").shape)
     assert sizes[0][0] < sizes[1][0] and sizes[0][1] == sizes[1][1]

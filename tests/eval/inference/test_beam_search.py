@@ -54,7 +54,7 @@ def theirs(model: Any, sources: list[list[int]], limit: int, search: Search) -> 
     longest = max(map(len, sources))
     ids = torch.tensor([[*each, *[SPECIALS["pad"]] * (longest - len(each))] for each in sources])
     real = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in sources])
-    found = model.generate(
+    result = model.generate(
         input_ids=ids, attention_mask=real, num_beams=search.beams, num_return_sequences=search.beams,
         length_penalty=search.length_penalty, max_length=None, max_new_tokens=limit, do_sample=False,
         early_stopping=False, decoder_start_token_id=SPECIALS["pad"], pad_token_id=SPECIALS["pad"],
@@ -62,9 +62,9 @@ def theirs(model: Any, sources: list[list[int]], limit: int, search: Search) -> 
         return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     tokens = []
-    for row in found.sequences[:, 1:].tolist():  # filled up with end tokens, where the padding is 0
+    for row in result.sequences[:, 1:].tolist():  # filled up with end tokens, where the padding is 0
         tokens.append(row[: row.index(SPECIALS["end"]) + 1] if SPECIALS["end"] in row else row)
-    scores = found.sequences_scores.tolist() if search.beams > 1 else [0.0] * len(tokens)
+    scores = result.sequences_scores.tolist() if search.beams > 1 else [0.0] * len(tokens)
     return tokens, scores
 
 
@@ -73,23 +73,23 @@ def theirs(model: Any, sources: list[list[int]], limit: int, search: Search) -> 
 def test_the_hypotheses_are_those_of_transformers(both: tuple[EncoderDecoder, Any], search: Search, limit: int) -> None:
     model, marian = both
     sources = sources_of([9, 2, 14, 1, 9, 30])
-    found = beam_search(model, sources, [limit] * len(sources), SPECIALS, search)
+    result = beam_search(model, sources, [limit] * len(sources), SPECIALS, search)
     tokens, scores = theirs(marian, sources, limit, search)
-    assert [hypothesis.tokens for each in found for hypothesis in each] == tokens
+    assert [hypothesis.tokens for each in result for hypothesis in each] == tokens
     if search.beams > 1:
-        assert [hypothesis.score for each in found for hypothesis in each] == pytest.approx(scores, abs=1e-4)
+        assert [hypothesis.score for each in result for hypothesis in each] == pytest.approx(scores, abs=1e-4)
 
 
 def test_ends_and_limits_both_occur() -> None:
     models = [peaked_model("transformer", seed) for seed in (0, 1, 2)]
-    found = [
+    result = [
         hypothesis.tokens
         for model in models
         for each in beam_search(model, sources_of([9] * 40), [24] * 40, SPECIALS, Search())
         for hypothesis in each
     ]
-    assert 0.1 < np.mean([tokens[-1] == SPECIALS["end"] for tokens in found]) < 0.9
-    assert not any(SPECIALS["pad"] in tokens or SPECIALS["end"] in tokens[:-1] for tokens in found)
+    assert 0.1 < np.mean([tokens[-1] == SPECIALS["end"] for tokens in result]) < 0.9
+    assert not any(SPECIALS["pad"] in tokens or SPECIALS["end"] in tokens[:-1] for tokens in result)
 
 
 @pytest.mark.parametrize(

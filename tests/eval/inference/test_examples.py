@@ -22,8 +22,8 @@ MASKED = ["The river [MASK] stone.", "[MASK] and [MASK]"]
 
 
 def examples_of(config: ModelConfig, data: Path, checkpoint: Checkpoint, texts: list[str], **changes: Any) -> Examples:
-    place, sha256 = checkpoint(config, data)
-    after = of_run(config, place, sha256, 7, data, read_data_manifest(data))
+    location, sha256 = checkpoint(config, data)
+    after = of_run(config, location, sha256, 7, data, read_data_manifest(data))
     return replace(Examples(texts, after, None, seed=3, threads=1), **changes)
 
 

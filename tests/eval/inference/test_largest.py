@@ -20,7 +20,7 @@ def test_they_are_those_of_topk(rows: int, columns: int, count: int, low: float,
         torch.arange(columns) % 7 == 0
     )
     values[:, columns // 2] = -torch.inf
-    found, where = largest(values, count)
-    assert torch.equal(found, values.topk(count).values)
-    assert torch.equal(values.gather(1, where), found)
+    result, where = largest(values, count)
+    assert torch.equal(result, values.topk(count).values)
+    assert torch.equal(values.gather(1, where), result)
     assert all(len(set(row)) == count for row in where.tolist())

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tiny_scorers import causal_scorer
 from torch import Tensor
 
-from multihop.eval.inference.generate import generate, stream
-from multihop.eval.inference.sampling import Sampling, sample
+from multihop.eval.inference.generate import Sampling, generate, sample, stream
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.models.config import ModelConfig
 

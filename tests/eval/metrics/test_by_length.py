@@ -21,12 +21,12 @@ def class_of(words: int) -> str:
 def test_each_class_has_the_bleu_of_its_sentences(given: list[tuple[int, str, str]]) -> None:
     words, translations, references = map(list, zip(*given, strict=True))
     counts = sentences_by_length(words)
-    found = bleu_by_length({"source_words": words, "statistics": statistics(translations, references).tolist()})
-    for name, count, bleu in zip(CLASSES, counts, found, strict=True):
-        mine = [pair for length, *pair in given if class_of(length) == name]
-        assert count == len(mine)
-        if mine:
-            expected = sacrebleu.corpus_bleu([one for one, _ in mine], [[other for _, other in mine]]).score
+    result = bleu_by_length({"source_words": words, "statistics": statistics(translations, references).tolist()})
+    for name, count, bleu in zip(CLASSES, counts, result, strict=True):
+        ours = [pair for length, *pair in given if class_of(length) == name]
+        assert count == len(ours)
+        if ours:
+            expected = sacrebleu.corpus_bleu([one for one, _ in ours], [[other for _, other in ours]]).score
             assert bleu == pytest.approx(expected, abs=1e-9)
         else:
             assert bleu != bleu, "no sentences, no score"

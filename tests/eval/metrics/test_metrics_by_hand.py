@@ -17,17 +17,17 @@ def test_accuracy() -> None:
 
 def test_an_entity_counts_only_when_both_ends_and_the_type_are_right() -> None:
     gold = [["B-PER", "I-PER", "O", "B-LOC", "O"], ["B-ORG", "I-ORG", "I-ORG", "B-MISC"]]
-    found = [["B-PER", "I-PER", "O", "B-ORG", "O"], ["B-ORG", "I-ORG", "O", "B-MISC"]]
+    result = [["B-PER", "I-PER", "O", "B-ORG", "O"], ["B-ORG", "I-ORG", "O", "B-MISC"]]
     # Right: the person and MISC. Wrong type: LOC as ORG. Wrong end: the ORG. 2 of 4 found, 2 of 4 right.
-    f1, others = entity_scores(found, gold)
+    f1, others = entity_scores(result, gold)
     assert (f1, others) == (0.5, {"precision": 0.5, "recall": 0.5})
 
 
 def test_entities_that_touch_and_labels_out_of_order_are_read_as_conlleval_reads_them() -> None:
     gold = [["B-PER", "B-PER", "O", "B-LOC", "I-LOC"]]
     # I-LOC after O begins an entity in conlleval; two touching people are not one.
-    found = [["B-PER", "I-PER", "O", "I-LOC", "I-LOC"]]
-    f1, others = entity_scores(found, gold)
+    result = [["B-PER", "I-PER", "O", "I-LOC", "I-LOC"]]
+    f1, others = entity_scores(result, gold)
     assert others == {"precision": 0.5, "recall": pytest.approx(1 / 3)}
     assert f1 == pytest.approx(2 * 0.5 * (1 / 3) / (0.5 + 1 / 3))
 
@@ -88,9 +88,9 @@ def test_each_kind_of_task_gets_its_metric_and_a_reference() -> None:
 
 def test_a_task_has_all_the_metrics_that_it_officially_reports() -> None:
     # 1 true positive, 1 false positive, 1 false negative, 2 true negatives.
-    found, gold = _each([1, 1, 0, 0, 0]), _each([1, 0, 1, 0, 0])
+    result, gold = _each([1, 1, 0, 0, 0]), _each([1, 0, 1, 0, 0])
     task = _task("classification", "F1", ("a", "b"), ("accuracy", "Matthews", "macro F1"))
-    value, others = score(task, found, gold)
+    value, others = score(task, result, gold)
     assert value == 0.5 and others["accuracy"] == 0.6
     assert others["Matthews"] == pytest.approx((1 * 2 - 1 * 1) / math.sqrt(2 * 2 * 3 * 3))
     assert others["macro F1"] == pytest.approx((0.5 + 4 / 6) / 2)
@@ -102,13 +102,13 @@ def test_a_task_has_all_the_metrics_that_it_officially_reports() -> None:
 
 
 @pytest.mark.parametrize("metric", ["F1", "Matthews", "Pearson", "Spearman"])
-@pytest.mark.parametrize(("found", "gold"), [([0] * 4, [0, 0, 1, 1]), ([0] * 4, [0] * 4), ([0, 0, 1, 1], [0] * 4)])
+@pytest.mark.parametrize(("predicted", "gold"), [([0] * 4, [0, 0, 1, 1]), ([0] * 4, [0] * 4), ([0, 0, 1, 1], [0] * 4)])
 def test_what_is_undefined_is_zero_as_in_the_official_scripts(
-    metric: str, found: list[float], gold: list[float], recwarn: pytest.WarningsRecorder
+    metric: str, predicted: list[float], gold: list[float], recwarn: pytest.WarningsRecorder
 ) -> None:
     task = _task("classification" if metric in ("F1", "Matthews") else "regression", metric, ("a", "b"))
-    assert score(task, _each(found), _each(gold))[0] == 0.0
-    assert from_sums(metric, statistics(metric, task, _each(found), _each(gold)).sum(0)) == 0.0
+    assert score(task, _each(predicted), _each(gold))[0] == 0.0
+    assert from_sums(metric, statistics(metric, task, _each(predicted), _each(gold)).sum(0)) == 0.0
     assert not recwarn.list
 
 
@@ -134,10 +134,10 @@ def test_sums_give_the_scores_of_classes_of_the_library(drawn: tuple[tuple[str, 
     _sums_give_the_score(task, *map(list, zip(*pairs, strict=True)))
 
 
-def _sums_give_the_score(task: Task, found: list[float], gold: list[float]) -> None:
-    each = statistics(task.metric, task, _each(found), _each(gold))
+def _sums_give_the_score(task: Task, result: list[float], gold: list[float]) -> None:
+    each = statistics(task.metric, task, _each(result), _each(gold))
     assert each.shape[0] == len(gold)
-    assert from_sums(task.metric, each.sum(0)) == pytest.approx(score(task, _each(found), _each(gold))[0], abs=1e-9)
+    assert from_sums(task.metric, each.sum(0)) == pytest.approx(score(task, _each(result), _each(gold))[0], abs=1e-9)
     many = from_sums(task.metric, np.stack([each.sum(0), 3 * each.sum(0)]))
     assert many == pytest.approx(np.full(2, many[0])), "what is repeated evenly has the same score"
 
@@ -145,6 +145,6 @@ def _sums_give_the_score(task: Task, found: list[float], gold: list[float]) -> N
 @given(st.lists(st.lists(st.tuples(*[st.integers(0, 4)] * 2), min_size=1, max_size=8), min_size=1, max_size=6))
 def test_sums_give_the_entity_f1_of_seqeval(sentences: list[list[tuple[int, int]]]) -> None:
     task = _task("tagging", "entity F1", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
-    found, gold = ([np.array([pair[side] for pair in line], float) for line in sentences] for side in (0, 1))
-    sums = statistics("entity F1", task, found, gold).sum(0)
-    assert from_sums("entity F1", sums) == pytest.approx(score(task, found, gold)[0])
+    result, gold = ([np.array([pair[side] for pair in line], float) for line in sentences] for side in (0, 1))
+    sums = statistics("entity F1", task, result, gold).sum(0)
+    assert from_sums("entity F1", sums) == pytest.approx(score(task, result, gold)[0])

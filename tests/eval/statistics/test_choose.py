@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multihop.eval.statistics.choose import Start, choose, median_scores
+from multihop.eval.statistics.choose import TrialGroup, choose, median_scores
 
 
 def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:
@@ -20,8 +20,8 @@ def test_the_development_score_alone_chooses_and_each_start_for_itself() -> None
     rows = [row(lr, seed, dev) for lr, devs in ((3e-4, (0.7, 0.9, 0.8)), (1e-4, (0.7, 0.7, 0.95)))
             for seed, dev in enumerate(devs)]  # fmt: skip
     rows += [row(lr, seed, dev, "random") for lr, dev in ((3e-4, 0.5), (1e-4, 0.6)) for seed in range(3)]
-    found = choose(rows)
-    ours, theirs = found[Start("t", "pretrained", 10)], found[Start("t", "random", None)]
+    result = choose(rows)
+    ours, theirs = result[TrialGroup("t", "pretrained", 10)], result[TrialGroup("t", "random", None)]
     assert ours.chosen.hyperparameters["lr"] == 3e-4 and ours.chosen.dev == 0.8
     assert theirs.chosen.hyperparameters["lr"] == 1e-4
     assert [setting.hyperparameters["lr"] for setting in ours.grid] == [3e-4, 1e-4]
@@ -50,14 +50,14 @@ def test_a_task_has_one_score_for_each_start_and_checkpoint() -> None:
 
 def test_where_less_is_better_the_least_wins() -> None:
     rows = [row(lr, 0, dev, higher_is_better=False) for lr, dev in ((3e-4, 20.0), (1e-4, 15.0))]
-    assert choose(rows)[Start("t", "pretrained", 10)].chosen.dev == 15.0
+    assert choose(rows)[TrialGroup("t", "pretrained", 10)].chosen.dev == 15.0
 
 
 def test_settings_that_fail_lose_to_those_that_do_not_and_ties_go_to_the_first() -> None:
-    start = Start("t", "pretrained", 10)
+    start = TrialGroup("t", "pretrained", 10)
     rows = [row(3e-4, 0, 0.9), row(3e-4, 1, None), row(1e-4, 0, 0.5), row(1e-4, 1, 0.5)]
-    found = choose(rows)[start]
-    assert found.chosen.hyperparameters["lr"] == 1e-4 and [setting.failed for setting in found.grid] == [1, 0]
+    result = choose(rows)[start]
+    assert result.chosen.hyperparameters["lr"] == 1e-4 and [setting.failed for setting in result.grid] == [1, 0]
     tied = choose([row(3e-4, 0, 0.5), row(1e-4, 0, 0.5)])[start]
     assert tied.chosen.hyperparameters["lr"] == 3e-4
     none = choose([row(3e-4, 0, None)])[start].chosen
@@ -67,6 +67,6 @@ def test_settings_that_fail_lose_to_those_that_do_not_and_ties_go_to_the_first()
 def test_checkpoints_choose_for_themselves() -> None:
     rows = [row(lr, 0, dev, checkpoint_step=step)
             for step, lr, dev in ((10, 3e-4, 0.9), (10, 1e-4, 0.8), (20, 3e-4, 0.8), (20, 1e-4, 0.9))]  # fmt: skip
-    found = choose(rows)
-    chosen = [found[Start("t", "pretrained", step)].chosen.hyperparameters["lr"] for step in (10, 20)]
+    result = choose(rows)
+    chosen = [result[TrialGroup("t", "pretrained", step)].chosen.hyperparameters["lr"] for step in (10, 20)]
     assert chosen == [3e-4, 1e-4]

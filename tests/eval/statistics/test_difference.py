@@ -33,40 +33,40 @@ def test_trials_of_one_distribution_are_rarely_called_different(
     for number in range(tries):
         hardness = rng.normal(size=150)
         first, second = (trials(rng, 0.8, hardness, of_seeds=of_seeds) for _ in range(2))
-        found = difference_of_examples("accuracy", first, second, str(number))
-        assert (found.p <= 0.05) == (not found.low <= 0 <= found.high)
-        called += found.p <= 0.05
+        result = difference_of_examples("accuracy", first, second, str(number))
+        assert (result.p <= 0.05) == (not result.low <= 0 <= result.high)
+        called += result.p <= 0.05
     # 5 % of 200 is 10; 18 and more have a chance of 1 %.
     assert called < 18
 
 
 def test_seeds_alone_of_one_distribution_are_rarely_called_different() -> None:
     rng, tries = np.random.default_rng(2), 1000
-    found = [difference_of_seeds(*rng.normal(size=(2, 3))) for _ in range(tries)]
-    assert sum(one is not None and one.p <= 0.05 for one in found) < 0.07 * tries
+    result = [difference_of_seeds(*rng.normal(size=(2, 3))) for _ in range(tries)]
+    assert sum(one is not None and one.p <= 0.05 for one in result) < 0.07 * tries
 
 
 def test_a_clear_difference_is_found_and_the_interval_has_it() -> None:
     rng = np.random.default_rng(3)
     hardness = rng.normal(size=400)
     first, second = (trials(rng, skill, hardness, seeds=5, of_seeds=0.02) for skill in (0.5, 1.2))
-    found = difference_of_examples("accuracy", first, second, "x")
-    assert found.p < 0.001 and found.low > 0
+    result = difference_of_examples("accuracy", first, second, "x")
+    assert result.p < 0.001 and result.low > 0
     values = first[..., 0].mean(1), second[..., 0].mean(1)
-    assert found.estimate == pytest.approx(values[1].mean() - values[0].mean())
-    assert found.low < found.estimate < found.high
-    assert found == difference_of_examples("accuracy", first, second, "x"), "the draws depend on the key alone"
+    assert result.estimate == pytest.approx(values[1].mean() - values[0].mean())
+    assert result.low < result.estimate < result.high
+    assert result == difference_of_examples("accuracy", first, second, "x"), "the draws depend on the key alone"
 
 
 def test_without_a_spread_over_seeds_the_interval_is_that_of_the_paired_bootstrap() -> None:
     rng = np.random.default_rng(4)
     right = (rng.random((2, 500)) < [[0.7], [0.75]]).astype(np.float64)
     tables = np.stack([right, np.ones_like(right)], -1)
-    found = difference_of_examples("accuracy", tables[:1], tables[1:], "x")
+    result = difference_of_examples("accuracy", tables[:1], tables[1:], "x")
     deltas = right[1] - right[0]
     margin = 1.96 * deltas.std() / math.sqrt(500)
-    assert (found.low, found.high) == pytest.approx((deltas.mean() - margin, deltas.mean() + margin), rel=0.05)
-    assert found.seeds == (1, 1) and "500 test examples alone" in basis(found)
+    assert (result.low, result.high) == pytest.approx((deltas.mean() - margin, deltas.mean() + margin), rel=0.05)
+    assert result.seeds == (1, 1) and "500 test examples alone" in basis(result)
 
 
 def test_pairing_examples_sees_what_two_separate_intervals_do_not() -> None:
@@ -74,27 +74,27 @@ def test_pairing_examples_sees_what_two_separate_intervals_do_not() -> None:
     better = hard.copy()
     better[::80] = 1
     tables = np.stack([np.stack([side, np.ones_like(side)], -1)[None] for side in (hard, better)])
-    found = difference_of_examples("accuracy", *tables, key="x")
-    assert found.estimate == pytest.approx(5 / 400) and found.p < 0.05
+    result = difference_of_examples("accuracy", *tables, key="x")
+    assert result.estimate == pytest.approx(5 / 400) and result.p < 0.05
     # Unpaired, the standard error is over twice the difference.
-    assert 2 * math.sqrt(0.25 / 400) > 3 * found.estimate
+    assert 2 * math.sqrt(0.25 / 400) > 3 * result.estimate
 
 
 def test_the_same_trials_do_not_differ() -> None:
     table = trials(np.random.default_rng(5), 0.8, np.zeros(50))
-    found = difference_of_examples("accuracy", table, table, "x")
-    assert found.estimate == 0 and found.p == 1.0
+    result = difference_of_examples("accuracy", table, table, "x")
+    assert result.estimate == 0 and result.p == 1.0
     assert difference_of_examples("accuracy", table[:1], table[:1], "x").p == 1.0
 
 
 @pytest.mark.parametrize("examples", [1, 2, 4, 12])
 def test_p_values_are_bounded_by_the_number_of_examples(examples: int) -> None:
     right = np.stack([np.ones((2, examples)), np.ones((2, examples))], -1)
-    found = difference_of_examples("accuracy", right * [0, 1], right, "x")
+    result = difference_of_examples("accuracy", right * [0, 1], right, "x")
     # Of all ways to exchange the two sides' answers, two are as extreme.
-    assert found.estimate == 1 and found.p == 2.0 ** (1 - examples)
-    assert math.isfinite(found.high) == (examples == 12)
-    assert amount(found, "accuracy").startswith("100.0 points") and "inf" not in amount(found, "accuracy")
+    assert result.estimate == 1 and result.p == 2.0 ** (1 - examples)
+    assert math.isfinite(result.high) == (examples == 12)
+    assert amount(result, "accuracy").startswith("100.0 points") and "inf" not in amount(result, "accuracy")
 
 
 @pytest.mark.parametrize("size", [0.01, 0.02, 0.03])
@@ -103,14 +103,16 @@ def test_the_uncertainties_of_examples_and_seeds_add_up(size: float) -> None:
     of_examples, of_seeds = 0.02, 0.04
     scores = [[0.5 - sign * of_seeds - of_examples, 0.5 - sign * of_seeds + of_examples] for sign in (1, -1)]
     tables = [np.stack([np.array(side), np.ones((2, 2))], -1) for side in (scores, np.full((2, 2), 0.5 + size))]
-    found = difference_of_examples("SQuAD F1", *tables, key="x")
-    assert found.p == pytest.approx(2 / math.pi * math.atan((of_examples + of_seeds) / size), rel=0.02)
+    result = difference_of_examples("SQuAD F1", *tables, key="x")
+    assert result.p == pytest.approx(2 / math.pi * math.atan((of_examples + of_seeds) / size), rel=0.02)
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e60])
 def test_the_interval_is_in_the_units_of_the_scores(scale: float) -> None:
-    found = difference_of_seeds([scale * 0.5, scale * 0.6, scale * 0.7], [scale * 0.9] * 3)
-    assert found is not None and found.high - found.estimate == pytest.approx(scale * 4.3027 * 0.1 / math.sqrt(3), 1e-4)
+    result = difference_of_seeds([scale * 0.5, scale * 0.6, scale * 0.7], [scale * 0.9] * 3)
+    assert result is not None and result.high - result.estimate == pytest.approx(
+        scale * 4.3027 * 0.1 / math.sqrt(3), 1e-4
+    )
 
 
 def test_seeds_that_agree_within_rounding_do_not_give_certainty() -> None:
@@ -119,10 +121,10 @@ def test_seeds_that_agree_within_rounding_do_not_give_certainty() -> None:
 
 
 def test_welch_by_hand_and_too_few_seeds() -> None:
-    found = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
+    result = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
     # A standard error of 0.1 / sqrt(3) with 2 degrees of freedom, whose t is 4.3027.
-    assert found is not None and found.estimate == pytest.approx(0.3) and found.examples is None
-    assert found.high - found.estimate == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
+    assert result is not None and result.estimate == pytest.approx(0.3) and result.examples is None
+    assert result.high - result.estimate == pytest.approx(4.3027 * 0.1 / math.sqrt(3), rel=1e-4)
     assert difference_of_seeds([0.5], [0.9, 0.8]) is None and difference_of_seeds([], [0.9, 0.8]) is None
 
 
@@ -140,20 +142,20 @@ def test_holm_keeps_the_order_and_lies_between_no_correction_and_bonferroni(p_va
 
 
 def test_sentences() -> None:
-    found = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
-    assert found is not None
+    result = difference_of_seeds([0.5, 0.6, 0.7], [0.9, 0.9, 0.9])
+    assert result is not None
     names = ("A", "B")
-    assert sentence(names, "glue/sst2", "accuracy", True, found, 0.01) == (
+    assert sentence(names, "glue/sst2", "accuracy", True, result, 0.01) == (
         "B is better on glue/sst2 by 30.0 points [5.2 to 54.8]"
     )
     swapped = difference_of_seeds([0.9, 0.9, 0.9], [0.5, 0.6, 0.7])
     assert swapped is not None
     assert sentence(names, "t", "F1", True, swapped, 0.01) == "A is better on t by 30.0 points [5.2 to 54.8]"
     assert sentence(names, "t", "F1", True, swapped, 0.06) == (
-        "t cannot be told apart (difference -30.0 points [-54.8 to -5.2])"
+        "no significant difference on t (-30.0 points [-54.8 to -5.2])"
     )
     assert sentence(names, "t", "perplexity", False, swapped, 0.01) == "B is better on t by 0.300 [0.052 to 0.548]"
-    assert "seeds alone" in basis(found) and amount(found, "F1", -1) == "-30.0 points [-54.8 to -5.2]"
+    assert "seeds alone" in basis(result) and amount(result, "F1", -1) == "-30.0 points [-54.8 to -5.2]"
 
 
 @pytest.mark.parametrize("nats", [75, 350, 690])

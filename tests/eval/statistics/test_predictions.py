@@ -21,9 +21,9 @@ def write(run_dir: Path, key: str, content: Any) -> dict[str, Any]:
 
 def test_tables_of_both_sides(tmp_path: Path) -> None:
     rows = [write(tmp_path, f"a{n}", {"statistics": [[n, 1], [0, 1]], "targets": [0, 1]}) for n in range(3)]
-    found = read_statistics(*([(tmp_path, row) for row in side] for side in (rows[:1], rows[1:])))
-    assert found is not None and [tables.shape for tables in found] == [(1, 2, 2), (2, 2, 2)]
-    assert np.array_equal(found[1][1], [[2, 1], [0, 1]])
+    result = read_statistics(*([(tmp_path, row) for row in side] for side in (rows[:1], rows[1:])))
+    assert result is not None and [tables.shape for tables in result] == [(1, 2, 2), (2, 2, 2)]
+    assert np.array_equal(result[1][1], [[2, 1], [0, 1]])
 
 
 @pytest.mark.parametrize(

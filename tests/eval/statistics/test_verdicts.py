@@ -64,12 +64,12 @@ def test_swapping_the_sides_swaps_the_verdict_and_so_does_a_metric_that_is_bette
     assert judged(ours, theirs, higher_is_better=False).outcome == swapped[found]
 
 
-def test_what_a_verdict_rests_on_is_said_in_words() -> None:
+def test_what_a_verdict_rests_on_is_reported_in_words() -> None:
     helped = judged([0.9, 0.92, 0.88], [0.5, 0.6, 0.55]).sentence
     assert "accuracy 0.900 with pretraining, 0.550 without; better with pretraining by 35.0 points [" in helped
     assert "judged by the seeds alone, without files of predictions" in helped
     assert "worse with pretraining by 35.0 points [" in judged([0.5, 0.6, 0.55], [0.9, 0.92, 0.88]).sentence
-    assert "cannot be told apart (difference 1.0 points [" in judged([0.5, 0.8], [0.6, 0.68]).sentence
+    assert "the difference is not significant (1.0 points [" in judged([0.5, 0.8], [0.6, 0.68]).sentence
     assert "at least two seeds on each side are needed" in judged([0.9], [0.1, 0.2]).sentence
     assert "There is no result with pretraining" in judged([], [0.1]).sentence
 

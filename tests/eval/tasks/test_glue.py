@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
 from multihop.eval.tasks import glue
-from multihop.eval.tasks.table_files import columns_of, tsv_rows
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import columns_of, tsv_rows
 
 Lay = Callable[..., Path]
 _STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from multihop.common.errors import UserError
 from multihop.eval.tasks.known_tasks import open_task
 from multihop.eval.tasks.labelled_file import parse_task_file, read_task
-from multihop.eval.tasks.table_files import columns_of, csv_rows
 from multihop.eval.tasks.task import Example, Task
+from multihop.eval.tasks.text_files import columns_of, csv_rows
 
 _CLASSES: dict[str, Any] = {"kind": "classification", "train": "train.csv", "fields": {"text": "said", "label": "mood"}}
 
@@ -145,18 +145,18 @@ def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
             r"yaml: kind: Input should be 'classification', .*, 'perplexity', 'translation', got 'parsing'",
         ),
         ({"trian": "x"}, "trian: Extra inputs are not permitted"),
-        ({"fields": {"text": "said"}}, "fields of classification are text, label, got text"),
-        ({"fields": {"text": None, "label": "mood"}}, "fields of classification are text, label"),
-        ({"kind": "tagging"}, "fields of tagging are words, labels, got label, text"),
+        ({"fields": {"text": "said"}}, "fields of kind classification must be text, label, got text"),
+        ({"fields": {"text": None, "label": "mood"}}, "fields of kind classification must be text, label"),
+        ({"kind": "tagging"}, "fields of kind tagging must be words, labels, got label, text"),
         ({"kind": "tagging", "fields": {"words": 1, "labels": 1}}, "are the same column"),
-        ({"kind": "choice"}, "fields of choice are text, choices, label"),
-        ({"metric": "Pearson"}, "metric='Pearson' does not suit; choose from accuracy, F1"),
-        ({"labels": ["a", "a"]}, "labels are different names"),
+        ({"kind": "choice"}, "fields of kind choice must be text, choices, label"),
+        ({"metric": "Pearson"}, "metric='Pearson' is not for kind classification; choose from accuracy, F1"),
+        ({"labels": ["a", "a"]}, "labels must be different names"),
         ({"labels": [True, False]}, "labels.0: Input should be a valid string"),
         ({"kind": "regression", "labels": ["a", "b"]}, "regression has none"),
         ({"train": "missing.csv"}, r"names .*missing\.csv, which is missing"),
-        ({"metric": "F1"}, "expected two labels, and the labels are bad, fair, good"),
-        ({"train": "one.csv"}, "expected at least two labels, and the labels are good"),
+        ({"metric": "F1"}, "expected two labels, got bad, fair, good"),
+        ({"train": "one.csv"}, "expected at least two labels, got good"),
         ({"train": "bare.csv"}, r"bare\.csv has no examples"),
         ({"train": "empty.csv"}, r"empty\.csv is empty"),
         ({"train": "short.csv"}, r"short\.csv, line 3: expected 2 columns as in the header, got 1"),
@@ -166,7 +166,7 @@ def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
         ({"train": "other.jsonl"}, r"other\.jsonl, line 1: expected an object with a text or number in said, mood"),
         ({"train": "list.jsonl"}, r"list\.jsonl, line 1: expected an object"),
         ({"train": "file.dat"}, r"file\.dat has none of the extensions \.csv, .*; set format"),
-        ({"train": "words.conll"}, "a column file is for tagging, and kind is classification"),
+        ({"train": "words.conll"}, "a column file is for tagging, but kind is classification"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

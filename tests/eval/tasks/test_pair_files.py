@@ -58,7 +58,7 @@ def test_how_it_is_searched_is_part_of_the_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("described", "files", "told"),
+    ("described", "files", "expected"),
     [
         ("test: a.txt", {"a__txt": "x"}, "is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]"),
         ("test: a.jsonl", {"a__jsonl": JSONL}, "needs fields such as {source: en, target: es}"),
@@ -80,7 +80,7 @@ def test_how_it_is_searched_is_part_of_the_task(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes(tmp_path: Path, described: str, files: dict[str, str], told: str) -> None:
+def test_mistakes(tmp_path: Path, described: str, files: dict[str, str], expected: str) -> None:
     with pytest.raises(UserError) as error:
         task_of(tmp_path, f"kind: translation\n{described}", **files)
-    assert told in str(error.value)
+    assert expected in str(error.value)

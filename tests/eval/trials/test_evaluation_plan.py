@@ -116,12 +116,12 @@ def test_after_any_history_of_evaluations_the_rows_of_the_last_plan_are_shown(
             assert {cell(trial, evaluation.files) for trial in left} == {
                 each for each in cells(evaluation, [evaluation.weights[0], None]) if values.get(each) is None
             }
-            for place, trial in enumerate(left[: evaluation.until]):
+            for index, trial in enumerate(left[: evaluation.until]):
                 row, key = failed_row(trial, "it broke", 1.0, retry=True), cell(trial, evaluation.files)
-                if place == evaluation.fails:
+                if index == evaluation.fails:
                     values[key] = None
                 else:
-                    values[key] = (len(values) + number / 10 + place) / 1000
+                    values[key] = (len(values) + number / 10 + index) / 1000
                     row |= {"status": "ok", "value": values[key], "dev_value": values[key], "retry": False}
                     del row["error"]
                 append_row(run / RESULTS, row)
@@ -129,15 +129,15 @@ def test_after_any_history_of_evaluations_the_rows_of_the_last_plan_are_shown(
                     evaluated[trial.checkpoint_step] = str(trial.checkpoint_sha256)
             write_plan(run, make_plan(trials, read_rows(run / RESULTS), config, None))
 
-            found = read_results(run)
+            result = read_results(run)
             wanted = [each for each in cells(evaluation, [evaluation.weights[0], None]) if each in values]
-            assert [row["value"] for row in found.rows] == [values[each] for each in wanted]
-            assert found.plan is not None
-            there = {row["key"] for row in read_rows(run / RESULTS)}
-            assert there >= {*found.plan.earlier}, "many steps of a large grid would make a file that nobody reads"
+            assert [row["value"] for row in result.rows] == [values[each] for each in wanted]
+            assert result.plan is not None
+            keys = {row["key"] for row in read_rows(run / RESULTS)}
+            assert keys >= {*result.plan.earlier}, "many steps of a large grid would make a file that nobody reads"
             step = evaluation.weights[1]
             before = [content for at, content in sorted(evaluated.items()) if step is not None and at < step]
-            assert [row["value"] for row in found.earlier] == [
+            assert [row["value"] for row in result.earlier] == [
                 values[each] for content in before for each in cells(evaluation, [content]) if each in values
             ]
 

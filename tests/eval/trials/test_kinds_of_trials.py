@@ -37,7 +37,7 @@ def _plan_trials(config: EvalConfig, evaluated: ModelUnderTest) -> list[Trial]:
     return plan_trials(config, open_tasks(config), evaluated)
 
 
-def _evaluated(model: ModelConfig, data: Path, checkpoint: Checkpoint) -> ModelUnderTest:
+def _model_under_test(model: ModelConfig, data: Path, checkpoint: Checkpoint) -> ModelUnderTest:
     return of_run(model, *checkpoint(model, data), 7, data, open_dataset(data).manifest)
 
 
@@ -60,13 +60,15 @@ def test_a_users_own_csv(
     Path("weather.yaml").write_text(
         "kind: classification\ntrain: labelled.csv\nfields: {text: what, label: how}\nmetric: F1\n"
     )
-    for row in _rows(_config("weather.yaml", tmp_path, epochs=6), _evaluated(bert, bert_data, checkpoint)):
+    for row in _rows(_config("weather.yaml", tmp_path, epochs=6), _model_under_test(bert, bert_data, checkpoint)):
         assert (row["task"], row["metric"], row["status"], row["labels"]) == ("weather", "F1", "ok", ["dry", "wet"])
         assert row["value"] > 0.9 and row["reported_on"] == "test"
-    [trial, _] = _plan_trials(_config("weather.yaml", tmp_path), _evaluated(bert, bert_data, lambda *_: ("a", "b")))
+    [trial, _] = _plan_trials(
+        _config("weather.yaml", tmp_path), _model_under_test(bert, bert_data, lambda *_: ("a", "b"))
+    )
     assert trial.task == str(tmp_path / "weather.yaml")  # workers start elsewhere
     shutil.copy("weather.yaml", "conll2003.yaml")
-    with pytest.raises(UserError, match="describes a task named conll2003, and there is another; rename the file"):
+    with pytest.raises(UserError, match="describes a task named conll2003, and so does another one; rename the file"):
         _check_tasks(_config("conll2003.yaml", tmp_path), "bert")
 
 
@@ -88,7 +90,7 @@ def test_answer_spans(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint
         _squad(tmp_path / "squad", name, count)
     config = _config("squad2", tmp_path, epochs=12, seq_len=80, report_on="dev")
     positions = bert.model_copy(update={"max_positions": 96})
-    trial, other = _plan_trials(config, _evaluated(positions, bert_data, checkpoint))
+    trial, other = _plan_trials(config, _model_under_test(positions, bert_data, checkpoint))
     outcome = run_trial(trial)
     row, found = outcome.row, outcome.predictions
     assert row["status"] == "ok" and row["metric"] == "SQuAD F1" and row["reported_on"] == "dev"
@@ -116,7 +118,7 @@ def test_zero_shot_tasks_read_their_official_files(
         (tmp_path / "lambada").mkdir()
         (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "the river and the stone"}\n' * 2)
     task = {"bert": "blimp", "gpt2": "lambada"}[family]
-    first, second = _rows(_config(task, tmp_path), _evaluated(model, data, checkpoint))
+    first, second = _rows(_config(task, tmp_path), _model_under_test(model, data, checkpoint))
     assert (first["init"], second["init"]) == ("pretrained", "random")
     assert (first["metric"], first["status"], first["kind"]) == ("accuracy", "ok", "zero-shot")
     assert 0 <= first["value"] <= 1 and first["dev_value"] is None
@@ -130,7 +132,7 @@ def test_the_perplexity_of_ones_own_text(
     task = tmp_path / "letters.yaml"
     task.write_text("kind: perplexity\ntest: letters.jsonl\nfields: {text: body}\n")
     config = _config(str(task), tmp_path, seeds=[0, 1], lr=[1e-3, 2e-3], seq_len=16)
-    evaluated = _evaluated(gpt2, gpt2_data, checkpoint)
+    evaluated = _model_under_test(gpt2, gpt2_data, checkpoint)
     rows = _rows(config, evaluated)
     assert [row["init"] for row in rows] == ["pretrained", "random"] and rows[0]["value"] != rows[1]["value"]
     row = rows[0]
@@ -169,7 +171,7 @@ def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: P
         _check_tasks(_config("lambada", tmp_path), "bert")
     with pytest.raises(UserError, match=r"task ptb reads .*ptb\.test\.txt, which is missing"):
         _check_tasks(_config("ptb", tmp_path), "gpt2")
-    with pytest.raises(UserError, match=r"and eval\.checkpoint is a Hugging Face model"):
+    with pytest.raises(UserError, match=r"but eval\.checkpoint is a Hugging Face model"):
         _check_tasks(_config("heldout-perplexity", tmp_path, checkpoint="a"), "gpt2")
 
 
@@ -200,7 +202,7 @@ def test_a_hugging_face_model_is_evaluated_as_the_checkpoint_that_it_was_made_of
     config = _config("bbc-topics", tmp_path, epochs=1, max_examples=64)
     theirs = of_huggingface(published)
     assert theirs.model.layers == 1 and theirs.checkpoint_step is None
-    ours = _rows(config, _evaluated(bert, bert_data, checkpoint))
+    ours = _rows(config, _model_under_test(bert, bert_data, checkpoint))
     for row, other in zip(_rows(config, theirs), ours, strict=True):
         assert (row["value"], row["curve"]) == (other["value"], other["curve"])
 
@@ -231,7 +233,7 @@ def test_without_a_labelled_test_set_half_of_the_development_set_is_reported(
         rows = [f"{i}\t{WORDS[i % 4]} {i}\tstone\t{'not_' * (i % 2)}entailment" for i in range(count)]
         (folder / f"{name}.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n")
     (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\triver\tstone\n1\tstone\triver\n")
-    evaluated = _evaluated(bert, bert_data, checkpoint)
+    evaluated = _model_under_test(bert, bert_data, checkpoint)
     half, whole = (
         run_trial(_plan_trials(_config("glue/rte", tmp_path, epochs=1, report_on=on), evaluated)[0])
         for on in ("half", "dev")

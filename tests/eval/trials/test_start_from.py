@@ -13,7 +13,7 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import TaskSource, load_task, open_tasks
-from multihop.eval.trials.check import check_starts
+from multihop.eval.trials.check import check_start_from
 from multihop.eval.trials.evaluation_plan import make_plan
 from multihop.eval.trials.plan import plan_trials
 from multihop.eval.trials.run_trial import run_trial
@@ -104,7 +104,7 @@ def test_the_key_covers_the_source_and_is_unchanged_without_one(section: dict[st
     small = {trial_key(t) for t in plain if "small" in t.task}
     rows = [outcome(t) for t in next_wave(trials, []).trials]
     other = [{**row, "dev_value": 1 - row["dev_value"]} for row in rows]
-    first, second = ({trial_key(t) for t in next_wave(trials, found).trials} for found in (rows, other))
+    first, second = ({trial_key(t) for t in next_wave(trials, result).trials} for result in (rows, other))
     assert len(small | first | second) == 12
 
 
@@ -124,8 +124,8 @@ def test_after_another_choice_the_report_has_no_rows_of_the_former_one(
     rows += [outcome(t, dev=1.0) for t in trials if Path(t.task).stem == "large" and t.settings["lr"] == 1e-3]
     assert {row["task"] for row in asked(trials, rows)} == {"large", "other"}
     rows += [outcome(t) for t in next_wave(trials, rows).trials]
-    found = asked(trials, rows)
-    assert len(found) == 16 and len([row for row in found if row["task"] == "small"]) == 4
+    result = asked(trials, rows)
+    assert len(result) == 16 and len([row for row in result if row["task"] == "small"]) == 4
     without = plan(
         {**section, "tasks": [item["name"] if isinstance(item, dict) else item for item in section["tasks"]]}
     )
@@ -205,7 +205,7 @@ def test_an_impossible_start_is_refused(items: list[Any], complaint: str) -> Non
         for each in config.tasks
     ]
     with pytest.raises(UserError, match=complaint):
-        check_starts(config, tasks)
+        check_start_from(config, tasks)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -218,10 +218,10 @@ def test_a_trial_begins_with_the_encoder_of_its_source_and_a_head_of_its_own(
     def rows(start_from: str | None, rate: float) -> list[Row]:
         given = [{"name": large, "lr": rate}, {"name": small, "start_from": start_from}]
         trials = [t for t in plan({**section, "tasks": given, "seeds": [0]}, model, data) if t.init == "random"]
-        found: list[Row] = []
-        while (wave := next_wave(trials, found)) != DONE:
-            found += [run_trial(trial).row for trial in wave.trials]
-        return [row for row in found if row["task"] == "small"]
+        result: list[Row] = []
+        while (wave := next_wave(trials, result)) != DONE:
+            result += [run_trial(trial).row for trial in wave.trials]
+        return [row for row in result if row["task"] == "small"]
 
     [plain], [unchanged], [changed] = rows(None, 1e-3), rows(large, 1e-30), rows(large, 1e-3)
     # A source that learned nothing leaves the encoder as it was.

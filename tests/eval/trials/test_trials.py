@@ -58,12 +58,12 @@ def _tasks(*names: str) -> list[TaskConfig]:
     return [TaskConfig(name=name) for name in names]
 
 
-def _evaluated(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> ModelUnderTest:
+def _model_under_test(model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> ModelUnderTest:
     return of_run(model, *checkpoint, 7, data, open_dataset(data).manifest)
 
 
 def _plan(config: EvalConfig, model: ModelConfig, checkpoint: tuple[str, str], data: Path) -> list[Trial]:
-    return plan_trials(config, open_tasks(config), _evaluated(model, checkpoint, data))
+    return plan_trials(config, open_tasks(config), _model_under_test(model, checkpoint, data))
 
 
 def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> None:
@@ -153,7 +153,7 @@ def test_random_trials_stay_the_same_under_another_checkpoint(bert: ModelConfig,
 
 
 @pytest.mark.usefixtures("bbc")
-def test_a_trial_gives_a_row_that_stands_in_the_file(
+def test_a_trial_gives_a_row_in_the_file(
     bert: ModelConfig, bert_data: Path, quick: TrialSettings, checkpoint: Checkpoint, tmp_path: Path, cache: Path
 ) -> None:
     settings = quick.model_dump() | {"max_examples": 120, "epochs": 8}
@@ -163,12 +163,14 @@ def test_a_trial_gives_a_row_that_stands_in_the_file(
     assert len(list((cache / "multihop" / "inputs").glob("[!.]*"))) == 1  # both starts share it
     rows = [outcome.row for outcome in outcomes]
     for outcome in outcomes:
-        found = outcome.predictions
-        assert found is not None and len(found["predicted"]) == len(found["targets"]) == outcome.row["examples"]["test"]
-        right = [one == other for one, other in zip(found["predicted"], found["targets"], strict=True)]
+        result = outcome.predictions
+        assert (
+            result is not None and len(result["predicted"]) == len(result["targets"]) == outcome.row["examples"]["test"]
+        )
+        right = [one == other for one, other in zip(result["predicted"], result["targets"], strict=True)]
         assert outcome.row["value"] == pytest.approx(sum(right) / len(right))
-        assert all(error["target"] != error["predicted"] for error in found["errors"])
-        assert json.loads(json.dumps(found)) == found
+        assert all(error["target"] != error["predicted"] for error in result["errors"])
+        assert json.loads(json.dumps(result)) == result
     for trial, row in zip(trials, rows, strict=True):
         append_row(tmp_path / "results.jsonl", row)
         assert row["status"] == "ok" and row["key"] == trial_key(trial)
@@ -200,7 +202,7 @@ def test_trials_of_the_parent_start_from_its_weights(
     section = {"tasks": ["bbc-topics"], "seeds": [0], "inits": ["pretrained", "parent"], "max_examples": 40}
     config = EvalConfig.model_validate({**section, "epochs": 1, "lr": quick.lr, "seq_len": 16})
     folder, sha256 = checkpoint(bert, bert_data)
-    parent = _evaluated(bert, (folder, sha256), bert_data)
+    parent = _model_under_test(bert, (folder, sha256), bert_data)
     evaluated = replace(parent, checkpoint_dir=str(tmp_path / "none"), checkpoint_sha256="x", checkpoint_step=20)
     ours, theirs = plan_trials(config, open_tasks(config), evaluated, parent=parent)
     assert (ours.init, theirs.init) == ("pretrained", "parent") and trial_key(ours) != trial_key(theirs)

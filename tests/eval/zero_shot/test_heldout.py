@@ -8,7 +8,7 @@ import torch
 from packed_texts import packed
 
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.eval.zero_shot.heldout import cross_entropy, unigram_cross_entropy
+from multihop.eval.zero_shot.perplexity import cross_entropy, unigram_cross_entropy
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.layers.model import Model

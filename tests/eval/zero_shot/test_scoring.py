@@ -80,11 +80,11 @@ def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_token
 
 
 def test_what_a_model_cannot_score_is_refused(causal: Scorer, masked: Scorer) -> None:
-    with pytest.raises(UserError, match=r"needs a causal model, and model\.family=bert"):
+    with pytest.raises(UserError, match=r"needs a causal model, but model\.family=bert"):
         log_likelihoods(masked.model, [Continuation([1], [2])])
-    with pytest.raises(UserError, match=r"need a masked model, and model\.family=gpt2"):
+    with pytest.raises(UserError, match=r"need a masked model, but model\.family=gpt2"):
         pseudo_log_likelihoods(causal.model, [[1]], causal.special_ids)
-    with pytest.raises(UserError, match=r"continuation 2 has 161 tokens, and the model has max_positions=160"):
+    with pytest.raises(UserError, match=r"continuation 2 has 161 tokens, but the model has max_positions=160"):
         log_likelihoods(causal.model, [Continuation([1], [2]), Continuation([1], [2] * 161)])
-    with pytest.raises(UserError, match=r"sentence 1 has 63 tokens, and the model has max_positions=64"):
+    with pytest.raises(UserError, match=r"sentence 1 has 63 tokens, but the model has max_positions=64"):
         pseudo_log_likelihoods(masked.model, [[7] * 63], masked.special_ids)

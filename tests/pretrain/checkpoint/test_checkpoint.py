@@ -41,38 +41,38 @@ def test_what_was_saved_by_any_number_of_ranks_is_read_whole_and_in_slices(tmp_p
             reader.read("exp_avg", "norm.bias", 0, 5)
 
 
-def test_a_checkpoints_whole_life(place: str) -> None:
+def test_a_checkpoints_whole_life(location: str) -> None:
     """On a disk and in a bucket."""
     for step in (1, 2, 3):
-        save(place, step, 2)
-    folder = save(place, 4, 2, keep=2, keep_every=3)
-    assert list_steps(place) == [3, 4] and newest_step(place) == 4 and verify(folder).world_size == 2
-    save(place, 5, 2, keep=2, keep_every=3)
-    save(place, 6, 2, keep=1, keep_every=3)
-    assert list_steps(place) == [3, 6]
-    last = folder_of_step(place, 6)
+        save(location, step, 2)
+    folder = save(location, 4, 2, keep=2, keep_every=3)
+    assert list_steps(location) == [3, 4] and newest_step(location) == 4 and verify(folder).world_size == 2
+    save(location, 5, 2, keep=2, keep_every=3)
+    save(location, 6, 2, keep=1, keep_every=3)
+    assert list_steps(location) == [3, 6]
+    last = folder_of_step(location, 6)
     with CheckpointReader(last) as reader:
         assert torch.equal(reader.read("weight", "word.weight", 9, 17), whole(6)["word.weight"].view(-1)[9:26])
     for name, tensor in load_weights(last).items():
         assert torch.equal(tensor, whole(6)[name])
 
-    half = open_folder(save(place, 8, 2))
+    half = open_folder(save(location, 8, 2))
     half.remove("manifest.json")
-    damaged = open_folder(save(place, 7, 2))
+    damaged = open_folder(save(location, 7, 2))
     file = damaged.read_bytes(rank_file(1))
     damaged.write_atomically(rank_file(1), flip(file, 200, 3))
-    found, rejected = newest_good(place)
+    found, rejected = newest_good(location)
     assert found is not None and found.step == 6
     assert [sentence.partition(" ")[2] for sentence in rejected] == [
         "was never committed: it has no manifest.json",
         "is damaged: its SHA-256 is not the manifest's",
     ]
-    assert sweep(place, found.step, f"{RUN[:8]}-b") == [
+    assert sweep(location, found.step, f"{RUN[:8]}-b") == [
         "renamed step-00000007, which does not verify, to step-00000007.damaged-b",
         "removed step-00000008, which was never committed",
     ]
-    assert list_steps(place) == [3, 6] and newest_good(place) == (verify(last), [])
-    aside = open_folder(f"{place}/step-00000007.damaged-b")
+    assert list_steps(location) == [3, 6] and newest_good(location) == (verify(last), [])
+    aside = open_folder(f"{location}/step-00000007.damaged-b")
     assert aside.read_bytes(rank_file(0)) and "manifest.json" in aside.names()
 
 
@@ -111,7 +111,7 @@ def test_any_split_is_read_back_in_any_slices(
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_only_the_files_and_bytes_of_the_wanted_slices_are_read(place: str, version: int) -> None:
+def test_only_the_files_and_bytes_of_the_wanted_slices_are_read(location: str, version: int) -> None:
     """From 2 ranks to 4: each reads its quarter of every tensor. Version 3 needs the headers of all files as well."""
     shapes = {"a": [1000, 16], "b": [333], "c": [5, 5, 5]}
     numels = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
@@ -120,7 +120,7 @@ def test_only_the_files_and_bytes_of_the_wanted_slices_are_read(place: str, vers
     for (kind, name), tensor in truth.items():
         middle = tensor.numel() // 2
         halves[0][f"{kind}/{name}@0"], halves[1][f"{kind}/{name}@{middle}"] = tensor[:middle], tensor[middle:]
-    folder = write(place, halves, manifest_of(1, 2, shapes))
+    folder = write(location, halves, manifest_of(1, 2, shapes))
     headers = 0
     if version == 3:
         files = map(rank_file, (0, 1))

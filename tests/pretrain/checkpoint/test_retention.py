@@ -44,21 +44,21 @@ def test_an_archived_checkpoint_that_is_linked_back_stays_whole(
     assert files(archive) == before
 
 
-def test_a_first_start_leaves_what_others_put_into_its_place(place: str, tmp_path: Path) -> None:
+def test_a_first_start_leaves_what_others_put_into_its_place(location: str, tmp_path: Path) -> None:
     theirs = {"step-00000001": ["model.pt", "thesis.tex"], "step-000000002": ["rank-0000.safetensors"]}
     for folder, names in theirs.items():
         for name in names:
-            open_folder(f"{place}/checkpoints/{folder}").write_atomically(name, b"theirs")
+            open_folder(f"{location}/checkpoints/{folder}").write_atomically(name, b"theirs")
     (tmp_path / "run").mkdir()
-    run = claim_checkpoints(tmp_path / "run", f"{place}/checkpoints")
-    (said,) = sweep(f"{place}/checkpoints", None, f"{run[:8]}-b")
+    run = claim_checkpoints(tmp_path / "run", f"{location}/checkpoints")
+    (said,) = sweep(f"{location}/checkpoints", None, f"{run[:8]}-b")
     assert said == ("left step-00000001 alone, which contains files that this run did not write (model.pt, thesis.tex)")
     for folder, names in theirs.items():
-        assert open_folder(f"{place}/checkpoints/{folder}").names() == names
-    save(f"{place}/checkpoints", 1, 2, keep=1)  # beside them
-    save(f"{place}/checkpoints", 2, 2, keep=1)
-    assert newest_step(f"{place}/checkpoints") == 2
-    assert open_folder(f"{place}/checkpoints/step-00000001").names() == ["model.pt", "thesis.tex"]
+        assert open_folder(f"{location}/checkpoints/{folder}").names() == names
+    save(f"{location}/checkpoints", 1, 2, keep=1)  # beside them
+    save(f"{location}/checkpoints", 2, 2, keep=1)
+    assert newest_step(f"{location}/checkpoints") == 2
+    assert open_folder(f"{location}/checkpoints/step-00000001").names() == ["model.pt", "thesis.tex"]
 
 
 def test_another_runs_checkpoints_are_neither_removed_nor_renamed(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_second_format_version_is_read_and_kept_by_its_run(tmp_path: Path) -
 
 
 def test_checkpoints_of_nobody_are_not_taken_for_the_runs(tmp_path: Path) -> None:
-    """Of the second format version, in a place that this run has only now claimed."""
+    """Of the second format version, in a location that this run has only now claimed."""
     run, checkpoints = tmp_path / "run", tmp_path / "checkpoints"
     run.mkdir()
     checkpoints.mkdir()

@@ -28,14 +28,14 @@ RECIPE = ["recipe.yaml", "cluster.workers=2", "model.dropout=0"]
 @pytest.fixture
 def cluster(s3: S3, tmp_path: Path) -> Iterator[Cluster]:
     """Two nodes of one CPU, whose processes have different caches."""
-    found = Cluster(
+    result = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": _cache(tmp_path / "node-0")},
     )
     # Room for some of the shards of the test that has many.
-    found.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00037"})
-    yield found
-    found.shutdown()
+    result.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00037"})
+    yield result
+    result.shutdown()
 
 
 def _cache(folder: Path) -> dict[str, str]:
@@ -50,11 +50,11 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
     multihop(tmp_path, "train", *RECIPE, "name=local")
     local = tmp_path / "runs" / "local"
 
-    home = f"{bucket}/home"
-    there = ["--runs", home, "--address", cluster.address]
+    runs = f"{bucket}/runs"
+    options = ["--runs", runs, "--address", cluster.address]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
     s3.failing_every = 10
-    command = begin(tmp_path, "train", *RECIPE, *there)
+    command = begin(tmp_path, "train", *RECIPE, *options)
     copy = next_copy(tmp_path / "node-0", tmp_path, command)
     wait_for(lambda: len(losses(copy)) > 30, tmp_path, command)
     command.terminate()
@@ -63,18 +63,18 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
     # Another driver, whose disk is empty, goes on; the nodes' caches are lost too.
     for name in ("node-0", "node-1"):
         shutil.rmtree(tmp_path / name)
-    said = multihop(tmp_path, "train", *RECIPE, *there)
-    assert "fetched from" in said
+    output = multihop(tmp_path, "train", *RECIPE, *options)
+    assert "fetched from" in output
     copy = next_copy(tmp_path / "node-0", tmp_path, None)
     assert losses(copy) == losses(local)
     assert [row["step"] for row in json_lines(copy / "launches.jsonl")][1] >= 30
     assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
-    assert "nothing left to do" in multihop(tmp_path, "train", *RECIPE, *there)
+    assert "nothing left to do" in multihop(tmp_path, "train", *RECIPE, *options)
     tasks = ["eval.tasks=[heldout-perplexity]", "eval.seeds=[0]", "eval.inits=[pretrained]"]
-    multihop(tmp_path, "eval", *RECIPE, *tasks, *there)
+    multihop(tmp_path, "eval", *RECIPE, *tasks, *options)
     (row,) = json_lines(copy / "eval" / "results.jsonl")
     assert row["status"] == "ok" and (copy / "report.html").exists()
-    run = open_folder(f"{home}/shared")
+    run = open_folder(f"{runs}/shared")
     assert json.loads(run.read_bytes("summary.json"))["status"] == "done"
     assert [name for name in run.child("logs").names() if name.startswith("rank-1")]
     assert not (tmp_path / "runs" / "shared").exists() and os.listdir(tmp_path / "node-1")
@@ -82,11 +82,11 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
 
 def next_copy(cache: Path, workplace: Path, command: object) -> Path:
     """The driver's copy of the run on its node."""
-    place = cache / "multihop" / "homes"
+    copies = cache / "multihop" / "remote-runs"
     if command is not None:
-        wait_for(lambda: list(place.glob("*/shared/recipe.json")), workplace, command)  # type: ignore[arg-type]
-    (found,) = place.glob("*/shared")
-    return found
+        wait_for(lambda: list(copies.glob("*/shared/recipe.json")), workplace, command)  # type: ignore[arg-type]
+    (result,) = copies.glob("*/shared")
+    return result
 
 
 def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(
@@ -94,17 +94,17 @@ def test_the_driver_is_killed_and_the_store_is_away_for_a_minute(
 ) -> None:
     make_workplace(tmp_path, texts, "shared", 600)
     multihop(tmp_path, "train", *RECIPE, "name=local")
-    there = ["--runs", f"{bucket}/home", "--address", cluster.address]
+    options = ["--runs", f"{bucket}/runs", "--address", cluster.address]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
-    command = begin(tmp_path, "train", *RECIPE, *there)
+    command = begin(tmp_path, "train", *RECIPE, *options)
     copy = next_copy(tmp_path / "node-0", tmp_path, command)
     wait_for(lambda: len(losses(copy)) > 30, tmp_path, command)
-    second = multihop(_beside(tmp_path), "train", *RECIPE, *there, code=2)
+    second = multihop(_beside(tmp_path), "train", *RECIPE, *options, code=2)
     assert "is in use by process" in second
     command.kill()
     command.wait()
 
-    command = begin(tmp_path, "train", *RECIPE, *there)
+    command = begin(tmp_path, "train", *RECIPE, *options)
     wait_for(lambda: len(json_lines(copy / "launches.jsonl")) == 2, tmp_path, command)
     seen = max(losses(copy))
     wait_for(lambda: max(losses(copy)) > seen + 10, tmp_path, command)
@@ -128,12 +128,12 @@ def test_shards_come_while_the_ranks_train(
     multihop(tmp_path, "train", *RECIPE, "name=all-shards")
     assert losses(tmp_path / "runs" / "local") != losses(tmp_path / "runs" / "all-shards")
 
-    home = f"{bucket}/home"
-    push(folder, open_folder(f"{home}/.prepared/{sources_key(recipe.data)}/{folder.name}"))
+    runs = f"{bucket}/runs"
+    push(folder, open_folder(f"{runs}/.prepared/{sources_key(recipe.data)}/{folder.name}"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
-    there = ["--runs", home, "--address", cluster.address]
-    said = multihop(tmp_path, "train", *RECIPE, "data.shuffle_window_shards=3", *there)
-    assert "fetched from" in said
+    options = ["--runs", runs, "--address", cluster.address]
+    output = multihop(tmp_path, "train", *RECIPE, "data.shuffle_window_shards=3", *options)
+    assert "fetched from" in output
     copy = next_copy(tmp_path / "node-0", tmp_path, None)
     assert losses(copy) == losses(tmp_path / "runs" / "local")
     fetched = list((tmp_path / "node-1").rglob("train-*.arrow"))
