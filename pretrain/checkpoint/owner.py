@@ -49,7 +49,7 @@ def claim_checkpoints(run_dir: Path, location: str, remote_run: str | None = Non
     is inside it and was copied with it.
 
     Args:
-        remote_run: location of the run if it is in an object store: its id is stored there, and `run_dir` is one
+        remote_run: The location of the run if it is in an object store: its id is stored there, and `run_dir` is one
             node's copy.
 
     Raises:

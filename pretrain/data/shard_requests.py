@@ -67,10 +67,10 @@ class ShardRequests:
         needed = self.needed_from(step)
         if needed == self._last:
             return
-        # Other ranks of this node, and the data workers of this rank, may be some steps behind.
+        # The data workers of this rank, and other ranks of this node, may be some steps behind.
         behind = max(0, step - 2 * self._order.config.engine.data_workers - 2)
-        kept = dict.fromkeys([*needed, *self.needed_from(behind)])
-        request(self._run_dir, [self._files[number] for number in kept])
+        in_progress = [shard for each in range(behind, step) for shard in sorted(self._shards_at(each)[0])]
+        request(self._run_dir, [self._files[number] for number in dict.fromkeys([*needed, *in_progress])])
         self._last = needed
 
     def needed_from(self, step: int) -> list[int]:

@@ -136,7 +136,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
         if REMOTE_RUN not in os.environ:
-            # Of a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
+            # For a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
             check_checkpoints_exist(run_dir, checkpoints)
         run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(REMOTE_RUN))
     saved, rejected = newest_good_shared(checkpoints, ranks)
@@ -155,7 +155,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
 
 
 def _journal(run_dir: Path) -> JournalWriter:
-    """Upload rank 0's rows to the run in the object store, those of a save before its commit."""
+    """The writer that uploads rank 0's rows to the object store; rows before a save are uploaded before its commit."""
     truncate_torn_line(run_dir / "metrics.jsonl")
     return JournalWriter(open_folder(f"{os.environ[REMOTE_RUN]}/{JOURNAL}"), int(os.environ[LAUNCH]), run_dir, ROWS)
 

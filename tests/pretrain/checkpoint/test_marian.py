@@ -22,10 +22,12 @@ from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
 from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
+from multihop.pretrain.engine.inputs import packed_on_device
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import from_huggingface
+from multihop.pretrain.packed_tokens import pack_sequences
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -271,14 +273,14 @@ def test_the_auto_classes_open_an_export(joint: bool, tmp_path: Path) -> None:
     translations = tokenizer.batch_decode(theirs, skip_special_tokens=True)
     model.eval()
     for translation, ids in zip(translations, wanted, strict=True):
-        cu_seqlens, tokens, found = torch.tensor([0, len(ids)]), torch.tensor([0]), list[int]()
+        packed = packed_on_device(pack_sequences([ids]), torch.device("cpu"))
+        tokens, generated = torch.tensor([0]), list[int]()
         with torch.no_grad():
-            states = model.read(torch.tensor(ids), torch.arange(len(ids)), cu_seqlens, len(ids))
-            state = model.begin(states, cu_seqlens, len(ids), 1)
-            while len(found) < 11 and 1 not in found:
+            state = model.begin(model.read(packed), packed, 1)
+            while len(generated) < 11 and 1 not in generated:
                 tokens = model.lm_head(model.advance(state, tokens)).argmax(1)
-                found.append(int(tokens))
-        assert translation == tokenizer.decode(found, skip_special_tokens=True)
+                generated.append(int(tokens))
+        assert translation == tokenizer.decode(generated, skip_special_tokens=True)
 
 
 def test_tokenizers_that_marian_cannot_have_are_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_another_runs_checkpoints_are_neither_removed_nor_renamed(tmp_path: Path
     writer.wait()
     assert before.items() <= files(tmp_path).items()
     writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest.model_copy(update={"step": 1}))
-    with pytest.raises(OSError, match=r"another run's checkpoint is there and is kept; move it away"):
+    with pytest.raises(OSError, match=r"another run's checkpoint has that name and is kept; move it away"):
         writer.wait()
     assert before.items() <= files(tmp_path).items()
 
