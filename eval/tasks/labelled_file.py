@@ -45,7 +45,7 @@ _Label = Annotated[str, BeforeValidator(lambda label: str(label) if type(label) 
 _FORMATS: dict[str, _Format] = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".conll": "conll", ".conllu": "conll", ".txt": "conll",
 }  # fmt: skip
-_METRICS = {
+METRICS = {
     "classification": ("accuracy", "F1", "macro F1", "Matthews"),
     "regression": ("Pearson", "Spearman"),
     "tagging": ("entity F1", "accuracy"),
@@ -110,7 +110,7 @@ class _LabelledFiles(Section):
 
     def _metrics(self) -> tuple[str, ...]:
         no_entities = self.kind == "tagging" and self.fields.scheme == "none"
-        return ("accuracy",) if no_entities else _METRICS[self.kind]
+        return ("accuracy",) if no_entities else METRICS[self.kind]
 
 
 class _TextField(Section):

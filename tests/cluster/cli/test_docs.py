@@ -15,6 +15,8 @@ from pydantic_core import PydanticUndefined
 
 from multihop.cluster.cli.main import app
 from multihop.cluster.runs.recipe import Recipe, load_recipe
+from multihop.eval.tasks.known_tasks import TASK_NAMES
+from multihop.eval.tasks.labelled_file import METRICS
 from multihop.pretrain.config import PhaseConfig
 from multihop.pretrain.optim.schedule import factor
 
@@ -121,6 +123,53 @@ def test_a_key_in_the_text_exists(key: str) -> None:
 @pytest.mark.parametrize("path", [span for span in spans() if PATH.fullmatch(span)])
 def test_a_file_in_the_text_exists(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+WALK = re.compile(r"^### ([^\n]+)\n.*?(\d+) stops, (\d+) returns\.\n\n((?:\d+\. [^\n]+\n)+)", re.MULTILINE | re.DOTALL)
+STOP = re.compile(r"^(\d+)\. (↩ )?`([\w/.]+)`((?:, `[\w.]+`)+): ", re.MULTILINE)
+WALKS = WALK.findall((ROOT / "docs" / "architecture.md").read_text())
+
+
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk[0])
+def test_a_walk_through_the_code_names_its_files_functions_stops_and_returns(walk: tuple[str, ...]) -> None:
+    _, stops, returns, lines = walk
+    found = STOP.findall(lines)
+    assert [number for number, *_ in found] == [str(number) for number in range(1, len(lines.splitlines()) + 1)]
+    files = [path for _, _, path, _ in found]
+    assert [bool(mark) for _, mark, _, _ in found] == [path in files[:at] for at, path in enumerate(files)]
+    assert (int(stops), int(returns)) == (len(files), len(files) - len(set(files)))
+    for _, _, path, names in found:
+        text = (ROOT / path).read_text()
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"(def|class) {name}\b", text), f"{path} has no {name}"
+
+
+def test_the_architecture_has_four_walks() -> None:
+    assert len(WALKS) == 4
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_every_task_is_in_the_documentation(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs" / "evaluation.md").read_text()
+
+
+def test_every_metric_of_a_users_task_is_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "evaluation.md").read_text()
+    assert [name for names in METRICS.values() for name in names if name not in text] == []
+
+
+def leaves(command: Any, name: str) -> Iterator[str]:
+    """The commands below one, as they are typed."""
+    below = getattr(command, "commands", {})
+    for each, inner in below.items():
+        yield from leaves(inner, f"{name} {each}")
+    if not below:
+        yield name
+
+
+@pytest.mark.parametrize("command", leaves(typer.main.get_command(app), "multihop"))
+def test_every_command_is_in_the_documentation(command: str) -> None:
+    assert re.search(rf"`{command}[` ]", (ROOT / "docs" / "commands.md").read_text())
 
 
 def commands() -> list[str]:
