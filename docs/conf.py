@@ -4,6 +4,7 @@ import re
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
@@ -35,6 +36,8 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#7db8ec", "color-brand-content": "#7db8ec"},
 }
 
+_LONGEST_LINE = 140
+
 _LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?:https?:)?//"""
     r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//|@import\s+(?:url\()?["']?(?:https?:)?//|url\(["']?(?:https?:)?//""",
@@ -53,6 +56,13 @@ def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = "---\norphan: true\n---\n" + source[0]
 
 
+def _wrap_long_lines(app: Sphinx, page: nodes.document) -> None:
+    """Blocks of code keep their columns and scroll, but a message of a whole sentence would scroll for screens."""
+    for block in page.findall(nodes.literal_block):
+        if max(map(len, block.astext().splitlines()), default=0) > _LONGEST_LINE:
+            block["classes"].append("wrapped")
+
+
 def _refuse_foreign_resources(app: Sphinx, exception: Exception | None) -> None:
     """A reader's browser loads nothing from other hosts: no fonts, no scripts, no pictures."""
     if exception is not None:
@@ -65,4 +75,5 @@ def _refuse_foreign_resources(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Make the contents, and check the pages after they are written."""
     app.connect("source-read", _add_contents)
+    app.connect("doctree-read", _wrap_long_lines)
     app.connect("build-finished", _refuse_foreign_resources)
