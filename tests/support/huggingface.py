@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import saved_tensors
 import torch
-from kinds_of_families import TEXT_FAMILIES
+from kinds_of_families import AT_HUGGING_FACE
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,11 +20,11 @@ from multihop.pretrain.models.huggingface_weights import names_of
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
-ENCODERS = [name for name, family in TEXT_FAMILIES.items() if not family.causal]
+ENCODERS = [name for name, family in AT_HUGGING_FACE.items() if not family.causal]
 VOCABULARY = 211
 SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 DECODER_SPECIALS = {"end": 0, "unk": 1}
-CLASSES = {name: names_of(name).architecture for name in TEXT_FAMILIES}
+CLASSES = {name: names_of(name).architecture for name in AT_HUGGING_FACE}
 
 
 def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: int, **changes: Any) -> ModelConfig:

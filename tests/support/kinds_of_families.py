@@ -7,6 +7,8 @@ from multihop.pretrain.objectives.config import ObjectiveConfig
 
 TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
 """An encoder or a decoder alone."""
+AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
+"""Those of them that a class of transformers loads."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
 """An encoder and a decoder, trained on pairs."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))

@@ -22,7 +22,7 @@ from huggingface import (
     their_answers,
     theirs_of,
 )
-from kinds_of_families import TEXT_FAMILIES
+from kinds_of_families import AT_HUGGING_FACE
 from packed_texts import packed
 
 from multihop.pretrain.checkpoint.huggingface_export import export_model
@@ -108,13 +108,13 @@ def check(config: ModelConfig, size: str, lengths: list[int], direction: str, fo
 
 
 @pytest.mark.parametrize("direction", ["export", "import"])
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_small_models_answer_as_theirs(family: str, direction: str, tmp_path: Path, table: list[_Row]) -> None:
     config = config_of(family, 2, 32, 4, 64)
     check(config, "2x32 padded", [64, 1, 33, 2, 33, 17], direction, tmp_path, table)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_full_length_answers_as_theirs(family: str, tmp_path: Path, table: list[_Row]) -> None:
     full = FULL.get(family, 512)
     check(config_of(family, 4, 128, 2, full), f"4x128 at {full}", [full, full], "export", tmp_path, table)
@@ -122,7 +122,7 @@ def test_full_length_answers_as_theirs(family: str, tmp_path: Path, table: list[
 
 @pytest.mark.long
 @pytest.mark.parametrize("direction", ["export", "import"])
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Path, table: list[_Row]) -> None:
     preset = {"bert": "bert-base", "albert": "albert-base", "roberta": "roberta-base"}.get(family, family)
     config = parse_model_config({**PRESETS[preset], "dropout": 0.0})
@@ -130,7 +130,7 @@ def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Pat
     check(config, "12x768", [full, 100, 7], direction, tmp_path, table)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_the_states_between_the_layers_are_theirs(family: str, tmp_path: Path) -> None:
     config = config_of(family, 3, 32, 4, 64)
     ours, theirs, pad = both("export", config, tmp_path)

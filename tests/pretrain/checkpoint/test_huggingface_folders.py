@@ -17,7 +17,7 @@ from huggingface import (
     specials_of,
     theirs_of,
 )
-from kinds_of_families import TEXT_FAMILIES
+from kinds_of_families import AT_HUGGING_FACE
 from rank_jobs import refusal_at_start, weights_at_start
 from rank_pool import RankPool
 from safetensors.torch import load_file, save_file
@@ -35,7 +35,7 @@ from multihop.pretrain.run.heldout import unigram_log_probabilities
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_what_is_exported_is_imported_again_bit_for_bit(family: str, tmp_path: Path) -> None:
     config = config_of(family, 2, 32, 4, 64)
     model = rough_model(config)

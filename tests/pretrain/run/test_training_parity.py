@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface import CLASSES, save
-from kinds_of_families import TEXT_FAMILIES
+from kinds_of_families import AT_HUGGING_FACE
 from rank_jobs import train_on_batches
 from rank_pool import RankPool
 from torch import Tensor
@@ -181,7 +181,7 @@ def deviation(one: list[float], other: list[float]) -> float:
     return float(np.max(np.abs(np.array(one) / np.array(other) - 1)))
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_the_loss_curve_is_theirs(family: str, data: Data, tmp_path: Path, table: list[Any]) -> None:
     config = TrainingConfig.model_validate(settings_of(family))
     tokenizer = open_dataset(data(family)).manifest.tokenizer
