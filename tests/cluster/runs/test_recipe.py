@@ -157,7 +157,7 @@ def test_a_mapping_adds_to_what_exists_and_missing_sections_are_made() -> None:
     assert recipe.data.filters.gopher_quality is not None and recipe.phases[0].steps == 7
 
 
-@pytest.mark.parametrize("place", ["the file", "an override"])
+@pytest.mark.parametrize("location", ["the file", "an override"])
 @pytest.mark.parametrize(
     "text", ["${oc.env:A_SECRET}", "${data.sources}", "texts/${lang", "${oc.decode:x}", "${foo:1}", "${hydra:x}"]
 )

@@ -87,9 +87,7 @@ def test_files_of_predictions_bring_the_test_examples_in(tmp_path: Path) -> None
     alone = judged([0.83, 0.835, 0.825], [0.75, 0.755, 0.745])
     assert alone.outcome == "helped", "the seeds do not know how few examples there are"
     none = judged([20 / 24] * 2, [18 / 24] * 2)
-    assert none.outcome == "inconclusive" and "(8.3 points)" in none.sentence, (
-        "two seeds that agree by chance"
-    )
+    assert none.outcome == "inconclusive" and "(8.3 points)" in none.sentence, "two seeds that agree by chance"
 
 
 @pytest.mark.parametrize("examples", [1, 2, 5, 9])
