@@ -10,13 +10,14 @@ from multihop.common.config import COMPATIBILITY, DATA, ORDER, UPDATES, effect_o
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
-from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, by_step, heldout
+from multihop.eval.report.run_metrics import by_step, heldout
 from multihop.eval.statistics.choose import Choice, Setting, choose
 from multihop.eval.statistics.predictions import RunRow
 from multihop.eval.statistics.verdict import trials_of
 from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.trials.evaluation_plan import Results, read_results
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import differences, flatten, format_diff
 
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
@@ -58,7 +59,7 @@ class ComparedRun:
     @property
     def loss_name(self) -> str:
         """`mlm_loss` or `clm_loss`; empty before a held-out loss was measured."""
-        names = (name for name in LANGUAGE_MODEL_LOSSES if by_step(self.metrics, heldout(name)))
+        names = (name for name in TOKEN_LOSSES if by_step(self.metrics, heldout(name)))
         return next(names, "")
 
     @property

@@ -18,11 +18,12 @@ from multihop.eval.report.differences import RunDifference, run_differences
 from multihop.eval.report.experiment_verdict import verdict_facts
 from multihop.eval.report.pictures import Lines, Panel, Picture, Scores, draw_classes, draw_lines, draw_scores
 from multihop.eval.report.render import TemplateContext, duration, render
-from multihop.eval.report.run_metrics import LANGUAGE_MODEL_LOSSES, at_steps, heldout, training_clock
+from multihop.eval.report.run_metrics import at_steps, heldout, training_clock
 from multihop.eval.report.task_section import metric_label
 from multihop.eval.report.translations import ByLength, by_length, other_metrics, signatures
 from multihop.eval.statistics.words import show, spread
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import differences
 
 _MOST_CHARACTERS = 60
@@ -167,7 +168,7 @@ def _loss_line(run: ComparedRun) -> list[str]:
 
 
 def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[Picture]:
-    kinds = [name for name in LANGUAGE_MODEL_LOSSES if any(run.loss_name == name for run in runs)]
+    kinds = [name for name in TOKEN_LOSSES if any(run.loss_name == name for run in runs)]
     if not kinds:
         return
     highest = _highest_loss(runs)

@@ -11,14 +11,14 @@ from itertools import pairwise
 import numpy as np
 
 from multihop.common.json_lines import Row
+from multihop.pretrain.objectives.config import TOKEN_LOSSES
 
 LOSS = "loss"
-LANGUAGE_MODEL_LOSSES = ("mlm_loss", "clm_loss", "translation_loss")
-"""A run has one of them. `unigram_loss` and `uniform_loss` are comparable to it, on the held-out text."""
 PAIR_LOSSES = ("nsp_loss", "sop_loss")
 """A run has one of them at most."""
-PARTS = (*LANGUAGE_MODEL_LOSSES, *PAIR_LOSSES, "nsp_accuracy", "sop_accuracy")
+PARTS = (*TOKEN_LOSSES, *PAIR_LOSSES, "nsp_accuracy", "sop_accuracy")
 REFERENCES = ("unigram_loss", "uniform_loss")
+"""Comparable to the loss of predicted tokens (`TOKEN_LOSSES`), on the held-out text."""
 HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
 """Fields of the held-out rows of metrics.jsonl, which summary.json and the report repeat."""
 

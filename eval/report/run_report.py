@@ -27,7 +27,6 @@ from multihop.eval.report.render import TemplateContext, duration, render
 from multihop.eval.report.results import results_facts
 from multihop.eval.report.run_metrics import (
     HEALTH,
-    LANGUAGE_MODEL_LOSSES,
     LOSS,
     PAIR_LOSSES,
     PARTS,
@@ -41,6 +40,7 @@ from multihop.eval.report.run_metrics import (
 from multihop.eval.statistics.words import show
 from multihop.eval.trials.evaluation_plan import read_results
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import flatten
 
 Pairs = list[tuple[str, str]]
@@ -176,8 +176,8 @@ def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
     known = {name: value for name, value in references.items() if value is not None}
     coin = {"coin flip": math.log(2)}  # half of the pairs are of each kind
     curves = [
-        Curve(name, by_step(rows, name), by_step(rows, heldout(name)), known if name in LANGUAGE_MODEL_LOSSES else coin)
-        for name in (*LANGUAGE_MODEL_LOSSES, *PAIR_LOSSES)
+        Curve(name, by_step(rows, name), by_step(rows, heldout(name)), known if name in TOKEN_LOSSES else coin)
+        for name in (*TOKEN_LOSSES, *PAIR_LOSSES)
     ]
     return [curve for curve in curves if curve.train or curve.heldout]
 
@@ -196,7 +196,7 @@ def headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
         f"{declared.display_name if declared else 'A model'} with {model.get('layers')} layers and hidden size "
         f"{model.get('hidden')}, {trained} for {summary['steps']:,} steps on {summary['tokens']:,} tokens{began}. "
     )
-    part = next((name for name in LANGUAGE_MODEL_LOSSES if summary.get(heldout(name)) is not None), None)
+    part = next((name for name in TOKEN_LOSSES if summary.get(heldout(name)) is not None), None)
     unigram, uniform = summary.get("unigram_loss"), summary.get("uniform_loss")
     if part is None or unigram is None or uniform is None:
         return sentence + "No held-out loss was measured."

@@ -17,6 +17,8 @@ from multihop.common.errors import UserError
 class ObjectiveNeeds:
     """What an objective needs of a recipe, and which keys it reads."""
 
+    predicts: str
+    """The name of the loss of its predicted tokens: `{predicts}_loss`."""
     special_tokens: Set[str]
     """The names of the special tokens that a tokenizer for it has."""
     keys: Set[str]
@@ -31,11 +33,12 @@ _MASKED = frozenset({"pad", "unk", "cls", "sep", "mask"})
 _MASKING = frozenset({"mask_rate", "max_predictions", "masking", "static_masks"})
 
 OBJECTIVES = {
-    "mlm+nsp": ObjectiveNeeds(_MASKED, _MASKING, reads_all_shards="draws second segments from all documents"),
-    "mlm+sop": ObjectiveNeeds(_MASKED, _MASKING),
-    "mlm": ObjectiveNeeds(_MASKED, _MASKING | {"isolate_documents"}),
-    "clm": ObjectiveNeeds(frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
+    "mlm+nsp": ObjectiveNeeds("mlm", _MASKED, _MASKING, reads_all_shards="draws second segments from all documents"),
+    "mlm+sop": ObjectiveNeeds("mlm", _MASKED, _MASKING),
+    "mlm": ObjectiveNeeds("mlm", _MASKED, _MASKING | {"isolate_documents"}),
+    "clm": ObjectiveNeeds("clm", frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
     "translation": ObjectiveNeeds(
+        "translation",
         frozenset({"pad", "end", "unk"}),
         frozenset({"label_smoothing"}),
         translates=True,
@@ -43,6 +46,10 @@ OBJECTIVES = {
     ),
 }
 """By the value of `objective.name`."""
+
+
+TOKEN_LOSSES = tuple(dict.fromkeys(f"{needs.predicts}_loss" for needs in OBJECTIVES.values()))
+"""The losses of predicted tokens, in nats per token; each run has one of them."""
 
 
 def objectives_with(key: str) -> list[str]:

@@ -12,8 +12,6 @@ from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.run.health import health
 
-_LANGUAGE_MODELS = ("mlm", "clm", "translation")
-"""The names of losses of predicted tokens; each objective has one of them."""
 _MOST_SOURCES = 16
 """The most sources whose losses are measured one by one: each takes a pass over the model on every rank."""
 
@@ -51,7 +49,7 @@ def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None
         raise UserError(_nothing_to_predict(batches))
     unigram = sums.pop("unigram") / sums.pop("targets")
     losses = means(sums, counts)
-    language_model = next(losses[f"{name}_loss"] for name in _LANGUAGE_MODELS if name in counts)
+    language_model = losses[f"{batches.config.objective.needs.predicts}_loss"]
     return {
         **{f"heldout_{name}": value for name, value in losses.items()},
         "unigram_loss": unigram,
@@ -95,11 +93,10 @@ def _losses_by_source(engine: Engine, batches: BatchBuilder, heartbeat: Callable
     """
     if not 1 < len(batches.data.manifest.sources) <= _MOST_SOURCES:
         return {}
-    losses = {}
+    losses, name = {}, batches.config.objective.needs.predicts
     for source, share in batches.heldout_by_source().items():
         sums = engine.ranks.all_reduce_sum(engine.evaluate(_resetting(share.micro_batches, heartbeat)))
         counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in share.counts.items()})
-        name = next(name for name in _LANGUAGE_MODELS if name in counts)
         if counts[name]:
             losses[f"source{source}/heldout_{name}_loss"] = sums[name] / counts[name]
     return losses
