@@ -15,7 +15,7 @@ from multihop.common.errors import UserError
 LIMIT = "MULTIHOP_CACHE_GB"
 """Environment variable with the size of the prepared data in a node's cache, in 10^9 bytes; not set: no limit."""
 _PINNED_FILE = ".in-use"
-_COPIES = ("homes/*/.prepared/*/*/.fetched.json", f"stages/*/*/*/{_PINNED_FILE}")
+_COPIES = ("remote-runs/*/.prepared/*/*/.fetched.json", f"stages/*/*/*/{_PINNED_FILE}")
 
 
 def cache_folder(*parts: str) -> Path:

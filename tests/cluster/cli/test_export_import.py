@@ -130,7 +130,7 @@ def test_mistakes_are_reported_in_a_sentence(run: Path, tmp_path: Path, bert_dat
     out = tmp_path / "out"
     assert "and no directory of that name" in refusal("export", tmp_path / "nothing", "--out", out)
     assert "never committed" in refusal("export", run, "--step", "5", "--out", out)
-    assert "leave --step out" in refusal("export", run / "checkpoints" / "step-00000003", "--step", "3", "--out", out)
+    assert "omit --step" in refusal("export", run / "checkpoints" / "step-00000003", "--step", "3", "--out", out)
     assert checkpoints("export", run, "--to", "onnx", "--out", out).exit_code == 2
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

@@ -222,7 +222,7 @@ def test_mistakes_are_reported_in_a_sentence(run_of: RunOf, tmp_path: Path) -> N
     assert "standard input, line 2: byte 3 of the line is not UTF-8" in refusal(
         "embed", bert, given=b"river\nsto\xffne\n"
     )
-    assert "leave --step out" in refusal("fill-mask", bert / "exported", TEXTS[0], "--step", "3")
+    assert "omit --step" in refusal("fill-mask", bert / "exported", TEXTS[0], "--step", "3")
     for option, value in (("--temperature", "0"), ("--temperature", "1e-38"), ("--top-k", "0"), ("--top-p", "1.5")):
         assert option[2:].replace("-", "_") + "=" in refusal("generate", gpt2, "--prompt", "The", option, value)
 

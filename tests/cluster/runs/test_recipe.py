@@ -167,7 +167,7 @@ def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     path = tmp_path / "r.yaml"
     path.write_text(MINIMAL + (f"tracking: {{experiment: 'x {text}'}}\n" if in_file else ""))
     with pytest.raises(
-        UserError, match=r'tracking.experiment contains "\$\{", and recipes have no interpolation'
+        UserError, match=r'tracking.experiment contains "\$\{", but recipes have no interpolation'
     ) as failed:
         load_recipe(path, [] if in_file else [f"tracking.experiment='x {text}'"])
     assert "hunter2" not in str(failed.value)

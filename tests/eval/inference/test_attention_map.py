@@ -8,6 +8,7 @@ import pytest
 import torch
 from huggingface import save
 from made_up_pairs import pair
+from packed_texts import packed
 from pairs import SIZES, VARIANTS
 
 from multihop.common.errors import UserError
@@ -64,9 +65,9 @@ def test_each_token_has_the_weights_of_the_context_that_it_was_predicted_from(
     torch.testing.assert_close(other, weights[:-2])  # later tokens have no say
     if variant["family"] == "seq2seq":
         assert isinstance(model.model, EncoderDecoder)
-        ids, ones = torch.tensor(result.source), torch.arange(len(result.source))
+        ids = torch.tensor(result.source)
         with torch.inference_mode():
-            source = model.model.read(ids, ones, torch.tensor([0, len(ids)]), len(ids))[:, :16]
+            source = model.model.read(packed(ids, [len(ids)]))[:, :16]
             torch.testing.assert_close(torch.cat(contexts), other @ source)
 
 

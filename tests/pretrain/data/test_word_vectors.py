@@ -50,7 +50,7 @@ def directly(data: Path, vocab_size: int, every: int = 1) -> NDArray[np.float64]
 def test_vectors_are_those_of_the_definition(bert_data: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     data = open_dataset(bert_data)
     vocab_size, tokens = data.manifest.tokenizer.vocab_size, int(data.train.lengths.sum())
-    monkeypatch.setattr(module, "_AT_ONCE", 100)
+    monkeypatch.setattr(module, "_TOKENS_PER_PART", 100)
     monkeypatch.setattr(module, "_TOKENS", tokens // every)
     vectors = word_vectors(data.train, vocab_size, WIDTH)
     assert vectors.shape == (vocab_size, WIDTH) and vectors.dtype == np.float32
