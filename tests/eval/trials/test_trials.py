@@ -21,7 +21,7 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest, of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import Trial, failed_row, trial_key
 from multihop.pretrain.models.config import ModelConfig
