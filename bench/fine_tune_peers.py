@@ -32,7 +32,7 @@ def ours(case: Case) -> FineTune:
     import multihop.eval.finetune.labelled  # imported before the first trial, as the other's libraries are  # noqa: F401
     from multihop.common.machine import disable_malloc_trim
     from multihop.eval.model.model_under_test import of_huggingface
-    from multihop.eval.trials.plan import plan_trials
+    from multihop.eval.trials.list_trials import plan_trials
     from multihop.eval.trials.run_trial import run_trial
 
     disable_malloc_trim()
@@ -95,7 +95,7 @@ def trainer(case: Case, by_length: bool = False) -> FineTune:
             learning_rate=settings.lr,
             weight_decay=settings.weight_decay,
             lr_scheduler_type="linear",
-            warmup_steps=settings.warmup,
+            warmup_steps=settings.warmup_ratio,
             max_grad_norm=1.0,
             eval_strategy="epoch",
             save_strategy="no",

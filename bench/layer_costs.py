@@ -188,7 +188,7 @@ def draw(
     """Four panels on logarithmic axes: seconds and kept bytes against n and d, each line with its fitted power."""
     from matplotlib.figure import Figure
 
-    from multihop.eval.report.figures import PAPER, as_png, style
+    from multihop.eval.report.plot_style import PAPER, as_png, style
 
     figure = Figure(figsize=(10, 7), layout="constrained")
     rows = (("seconds", "seconds, forward and backward"), ("kept", "bytes kept for the backward pass"))

@@ -71,7 +71,7 @@ def ours(texts: list[str], folder: Path) -> Measured:
     packages = {name: version(name) for name in ("numpy", "pyarrow")}
     return {
         "seconds": watch.seconds | whole.seconds,
-        "dropped": clusters.facts["dropped"] + len(copies),
+        "dropped": clusters.metadata["dropped"] + len(copies),
         "versions": packages,
     }
 

@@ -79,8 +79,8 @@ def measure(hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
     for host in (0, 1):
         hosts.start_ray(host, folder / "ray.txt", cpus=1, **TOKEN)
     command = [sys.executable, "-m", "multihop.cluster.cli.main", "train", str(folder / "recipe.yaml")]
-    place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
-    driver = hosts.start(0, [*command, *place], folder / "output.txt", **TOKEN)
+    options = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
+    driver = hosts.start(0, [*command, *options], folder / "output.txt", **TOKEN)
     found = []
 
     def fault(name: str, ranks: int, happen: Callable[[], None]) -> None:

@@ -76,8 +76,8 @@ def whole(q: Tensor) -> Sequences:
 
 def clipped(n: int) -> Tensor:
     """int64 (n, n): the row of the embeddings for each pair."""
-    places = torch.arange(n)
-    return (places[None] - places[:, None]).clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE
+    positions = torch.arange(n)
+    return (positions[None] - positions[:, None]).clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE
 
 
 def peak_bytes(attention: Attention, n: int) -> int:

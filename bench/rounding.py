@@ -146,7 +146,7 @@ def draw(path: Path, report: dict[str, Any]) -> None:
     """The differences by step on a logarithmic axis, above the norms of the gradient."""
     from matplotlib.figure import Figure
 
-    from multihop.eval.report.figures import PAPER, as_png, style
+    from multihop.eval.report.plot_style import PAPER, as_png, style
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])

@@ -9,7 +9,7 @@ STOPPED = 75
 LOST = 76
 """The job was lost with its cluster: submit it again to resume."""
 DETACHED = 130
-"""Ctrl-C interrupted a command that followed a job; the job runs on."""
+"""Ctrl-C interrupted a command that followed a job; the job keeps running."""
 
 
 class UserError(ValueError):

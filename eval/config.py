@@ -61,7 +61,7 @@ class TrialSettings(Section):
     """Examples per step."""
     lr: Annotated[_Positive, FINE_TUNING] = 5e-5
     """Peak learning rate: linear warm-up, then linear decay to 0."""
-    warmup: Annotated[_Fraction, FINE_TUNING] = 0.1
+    warmup_ratio: Annotated[_Fraction, FINE_TUNING] = 0.1
     """Fraction of the steps over which the learning rate grows."""
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = 0.01
     """Weight decay of AdamW, for matrices only."""
@@ -106,7 +106,7 @@ class Grid(Section):
     epochs: Annotated[list[_Positive] | None, FINE_TUNING] = Field(default=None, min_length=1)
     batch_size: Annotated[list[_Count] | None, FINE_TUNING] = Field(default=None, min_length=1)
     lr: Annotated[list[_Positive] | None, FINE_TUNING] = Field(default=None, min_length=1)
-    warmup: Annotated[_Fraction | None, FINE_TUNING] = None
+    warmup_ratio: Annotated[_Fraction | None, FINE_TUNING] = None
     weight_decay: Annotated[_NotNegative | None, FINE_TUNING] = None
     dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
@@ -148,7 +148,7 @@ class EvalConfig(Grid):
     epochs: Annotated[list[_Positive], FINE_TUNING] = Field(default=[_DEFAULT.epochs], min_length=1)
     batch_size: Annotated[list[_Count], FINE_TUNING] = Field(default=[_DEFAULT.batch_size], min_length=1)
     lr: Annotated[list[_Positive], FINE_TUNING] = Field(default=[_DEFAULT.lr], min_length=1)
-    warmup: Annotated[_Fraction, FINE_TUNING] = _DEFAULT.warmup
+    warmup_ratio: Annotated[_Fraction, FINE_TUNING] = _DEFAULT.warmup_ratio
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = _DEFAULT.weight_decay
     pooling: Annotated[Pooling, FINE_TUNING] = _DEFAULT.pooling
     stride: Annotated[_Count, FINE_TUNING] = _DEFAULT.stride

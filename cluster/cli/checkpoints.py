@@ -43,7 +43,7 @@ def average_command(
 @checkpoints_app.command("export")
 def export_command(
     run: CheckpointsPath,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output directory, absent or empty.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
     to: Annotated[Literal["hf"], typer.Option(help="Format: hf (Hugging Face).")] = "hf",
     step: Step = None,
     runs: Runs = Path("runs"),
@@ -57,7 +57,7 @@ def export_command(
 def import_command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="Hugging Face model directory with config.json and model.safetensors."),
+        typer.Argument(metavar="DIR", help="Hugging Face model directory with config.json and model.safetensors."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
 ) -> None:

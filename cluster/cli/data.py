@@ -32,13 +32,13 @@ def verify_data(data: DataPath, runs: Runs = Path("runs")) -> None:
 def data_stats(
     data: DataPath,
     runs: Runs = Path("runs"),
-    picture: Annotated[
+    plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot lengths and token frequencies to this PNG file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show document lengths, sources and token frequencies. Also shows which documents were dropped, and why."""
-    show_stats(data, runs, picture, as_json)
+    show_stats(data, runs, plot, as_json)
 
 
 def data_set_at(name: str, runs: Path) -> Path:
@@ -91,8 +91,8 @@ def show_verdict(name: str, runs: Path) -> int:
     return FAILED if damages else DONE
 
 
-def show_stats(name: str, runs: Path, picture: Path | None, as_json: bool) -> None:
-    """Print statistics of the data set as tables or JSON, and write a plot to `picture`, a PNG file, unless it is None.
+def show_stats(name: str, runs: Path, plot: Path | None, as_json: bool) -> None:
+    """Print statistics of the data set as tables or JSON, and write a plot to `plot`, a PNG file, unless it is None.
 
     Raises:
         UserError: there is no data set, or a file is missing or truncated.
@@ -111,9 +111,9 @@ def show_stats(name: str, runs: Path, picture: Path | None, as_json: bool) -> No
             console.print(plain(f"source {number}  {source}"), soft_wrap=True)
         for table in _tables(statistics):
             console.print(table)
-    if picture is not None:
-        draw(statistics, picture)
-        print(f"wrote {safe_text(str(picture))}", file=sys.stderr if as_json else sys.stdout)
+    if plot is not None:
+        draw(statistics, plot)
+        print(f"wrote {safe_text(str(plot))}", file=sys.stderr if as_json else sys.stdout)
 
 
 def show_forecast(recipe: "Recipe", runs: Path) -> None:
@@ -162,7 +162,7 @@ def draw(statistics: "Statistics", path: Path) -> None:
     import numpy as np
 
     from multihop.common.files import write_atomically
-    from multihop.eval.report.figures import LINE_WIDTH, PAPER, as_png, legend, new_figure, style
+    from multihop.eval.report.plot_style import LINE_WIDTH, PAPER, as_png, legend, new_figure, style
 
     train, heldout, *_ = PAPER.series
     figure, (left, right) = new_figure(columns=2)

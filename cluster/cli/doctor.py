@@ -84,7 +84,7 @@ def examine_and_show(
     return FAILED if report["findings"] else DONE
 
 
-def is_fit(address: str, recipe: "Recipe", runs: str) -> bool:
+def passes_checks(address: str, recipe: "Recipe", runs: str) -> bool:
     """Print the problems that concern the recipe; returns whether there are none."""
     return examine_and_show(address, recipe, runs, None, as_json=False) == DONE
 

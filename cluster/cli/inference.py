@@ -145,7 +145,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     from multihop.eval.inference.attention_map import attending
     from multihop.eval.inference.translate import translate, translator
     from multihop.eval.report.attention_picture import draw_map
-    from multihop.eval.report.figures import as_png
+    from multihop.eval.report.plot_style import as_png
 
     trained, cut, done = _load(location, step), 0, 0
     # An unsuitable model is refused before any input is read.

@@ -60,8 +60,8 @@ def show_step(step: "InspectedStep") -> None:
     console.print(f"step {step.step}  phase {step.phase}  {len(step.samples)} samples{skipped}", style="bold")
     for sample in step.samples:
         console.print()
-        facts = {key: value for key, value in sample.facts.items() if key != "documents"}
-        line = "  ".join(f"{key} {value}" for key, value in facts.items())
+        fields = {key: value for key, value in sample.fields.items() if key != "documents"}
+        line = "  ".join(f"{key} {value}" for key, value in fields.items())
         console.print(plain(line), style="cyan", soft_wrap=True)
         text = Text()
         tokens, inputs = [safe_text(token) for token in sample.tokens], [safe_text(token) for token in sample.inputs]

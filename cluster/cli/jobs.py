@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from multihop.cluster.cli.doctor import is_fit
+from multihop.cluster.cli.doctor import passes_checks
 from multihop.cluster.cli.options import Allow, Dashboard, JobName, Overrides, RecipePath
 from multihop.common.errors import DETACHED, FAILED
 from multihop.common.redaction import safe_text
@@ -39,7 +39,7 @@ def submit(
 
     loaded = load_for_cluster(recipe, overrides or [], runs)
     request = JobRequest(loaded, stage, runs.rstrip("/"), allow_change or ())
-    if check and not is_fit(address, request.recipe, request.runs):
+    if check and not passes_checks(address, request.recipe, request.runs):
         raise typer.Exit(FAILED)
     raise typer.Exit(submit_and_follow(address, request))
 
@@ -113,7 +113,7 @@ def show_jobs(address: str) -> None:
     from multihop.cluster.console import plain
     from multihop.cluster.ray.jobs import COMMIT, Jobs
 
-    table = Table("run", "job", "status", "started", "took", "code", header_style="bold", box=None)
+    table = Table("run", "job", "status", "started", "took", "commit", header_style="bold", box=None)
     for job in reversed(Jobs(address).all()):
         code = "" if job.exit_code in (None, 0) else f", exit code {job.exit_code}"
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)) if job.started else ""
@@ -187,7 +187,7 @@ def _follow_job(jobs: "Jobs", job: "Job") -> int:
             break
         except KeyboardInterrupt:
             if not _wants_to_stop(name):
-                print(f"\nthe job runs on; `multihop attach {name}` follows it again", file=sys.stderr)
+                print(f"\nthe job keeps running; `multihop attach {name}` follows it again", file=sys.stderr)
                 return DETACHED
             jobs.stop(job.id)
     print(outcome(ended, name), file=sys.stderr)

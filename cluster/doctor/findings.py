@@ -255,7 +255,7 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
         for name, each in answers.items():
             if "error" in each:
                 other = f" (of {each['read_of']})" if "read_of" in each else ""
-                advice = "give access, free space, or mount the same folder on all nodes"
+                advice = "give access, free space, or mount the same directory on all nodes"
                 yield Finding(name, "store", f"{each['error']}{other}", f"{location} written and read", advice)
             elif not each["same"]:
                 seen = f"content other than {each['read_of']} wrote to {location}"
@@ -266,14 +266,16 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
             for name, value in below.items():
                 seen = f"{what.partition('_')[0]} {location} at {format_rate(value)}"
                 wanted = f"{SLOW_STORE:.0%} of the median of {format_rate(median)}"
-                yield Finding(name, "store", seen, wanted, "check its disk, its network and how the folder is mounted")
+                yield Finding(
+                    name, "store", seen, wanted, "check its disk, its network and how the directory is mounted"
+                )
 
 
 def _atomic(location: str, answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
     """Check that at most one of the nodes that created one file at once succeeded, and that all read its content."""
     creators = sorted(name for name, each in answers.items() if each["created"])
     owners = {each["owner"] for each in answers.values()}
-    advice = "use another store: on this one, two runs could own one folder"
+    advice = "use another store: on this one, two runs could own one directory"
     if len(creators) > 1:
         seen = f"each created a file in {location} that only one node may create"
         yield Finding(", ".join(creators), "store", seen, "one node at most", advice)

@@ -175,7 +175,7 @@ def _attach(job: Job, request: JobRequest, echo: Callable[[str], object]) -> Job
     now = request.recipe.model_dump(mode="json")
     if job.metadata.get(CONTENT) != request.content:
         changed = differences(_comparable(job.recipe), _comparable(now))
-        what = format_diff(changed) if changed else "another stage or folder of runs"
+        what = format_diff(changed) if changed else "another stage or directory of runs"
         raise UserError(
             f"the job {job.id} runs {job.run} with another recipe ({what}); set name=… for a new run, or stop the job "
             f"first with `multihop stop {job.run}`"

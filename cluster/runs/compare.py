@@ -16,10 +16,10 @@ from multihop.common.files import write_atomically
 from multihop.common.redaction import safe_text
 from multihop.eval.report.compared_runs import ComparedRun, comparable, read_runs
 from multihop.eval.report.differences import METHOD, run_differences
-from multihop.eval.report.figures import PAPER, as_png
-from multihop.eval.report.pictures import draw_lines
+from multihop.eval.report.plot_style import PAPER, as_png
+from multihop.eval.report.plots import draw_lines
 from multihop.eval.report.run_metrics import HEALTH, LOSS, PARTS, REFERENCES, heldout
-from multihop.eval.statistics.words import spread
+from multihop.eval.statistics.formatting import spread
 
 _LONGEST_NAME = 150
 """Characters of the names of runs in the name of a picture; file systems take 255 in all."""

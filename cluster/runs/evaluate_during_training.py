@@ -28,7 +28,7 @@ from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, read_rows
 from multihop.common.storage import open_folder
 from multihop.eval.tasks.known_tasks import open_tasks
-from multihop.eval.trials.evaluation_plan import Results, read_results
+from multihop.eval.trials.plan_file import Results, read_results
 from multihop.pretrain.checkpoint.manifest import MANIFEST, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps
 from multihop.pretrain.data.phases import total_steps
@@ -156,7 +156,7 @@ def _evaluate(run: ResolvedRun) -> None:
 def _scores(rows: Sequence[Row]) -> list[str]:
     """Return one line for each task with a result of the checkpoint."""
     from multihop.eval.statistics.choose import choose
-    from multihop.eval.statistics.words import spread
+    from multihop.eval.statistics.formatting import spread
 
     medians = {
         (start.task, start.init): f"{choice.chosen.rows[0]['metric']} {spread(choice.chosen.values)}"

@@ -15,7 +15,7 @@ from multihop.eval.inference.examples import Examples, check_examples, read_exam
 from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_parent, of_run, open_tokenizer
 from multihop.eval.tasks.known_tasks import TaskSource, open_tasks
 from multihop.eval.trials.check import check_settings, check_start_from, check_tasks
-from multihop.eval.trials.evaluation_plan import make_plan, read_plan
+from multihop.eval.trials.plan_file import make_plan, read_plan
 from multihop.eval.trials.start_from import next_wave
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.models.config import ModelConfig
@@ -60,7 +60,7 @@ def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     Raises:
         UserError: A task cannot be read, or weights are missing.
     """
-    from multihop.eval.trials.plan import plan_trials
+    from multihop.eval.trials.list_trials import plan_trials
 
     evaluated, config = _model_under_test(run), run.recipe.eval
     needs_parent = "parent" in config.inits

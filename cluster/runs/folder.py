@@ -38,7 +38,9 @@ def locked_run_dir(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> Ite
     try:
         make_folder(run_dir)
     except FileExistsError as error:
-        raise UserError(f"{error.filename} is not a folder; choose another name or --runs, or move it away") from None
+        raise UserError(
+            f"{error.filename} is not a directory; choose another name or --runs, or move it away"
+        ) from None
     except FileNotFoundError as error:  # the parent exists: its file system has no directories of users, as /proc
         raise UserError(f"{error.filename} cannot be created; choose another --runs") from None
     with lock_folder(run_dir):
@@ -77,7 +79,7 @@ def _check_links(run_dir: Path) -> None:
     for name in _WRITTEN_INTO:
         if (run_dir / name).is_symlink():
             raise UserError(
-                f"{run_dir / name} is a link, which multihop does not write through; replace it by a folder"
+                f"{run_dir / name} is a link, which multihop does not write through; replace it by a directory"
             )
     for pattern in ("worker.lock", "*.jsonl", "eval/*.jsonl", "logs/rank-*.log"):
         for path in run_dir.glob(pattern):

@@ -32,7 +32,7 @@ _MICRO_BATCH = 1  # grouping does not change samples, so each one gets a micro-b
 class InspectedSample:
     """One sample of a step."""
 
-    facts: dict[str, Any]
+    fields: dict[str, Any]
     """sample, epoch, document, source and documents; where they apply, rank, next_document, next_source,
     is_random_next and is_swapped."""
     tokens: list[str]
@@ -44,7 +44,7 @@ class InspectedSample:
 
     def as_json(self) -> dict[str, Any]:
         masked = {"masked_text": _join(self.inputs)} if any(self.predicted) else {}
-        return {**self.facts, "text": _join(self.tokens), **masked}
+        return {**self.fields, "text": _join(self.tokens), **masked}
 
 
 @dataclass(frozen=True)
@@ -149,18 +149,18 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]
-            facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
-            samples.append(InspectedSample(facts, tokens, tokens, [False] * len(tokens)))
+            fields = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
+            samples.append(InspectedSample(fields, tokens, tokens, [False] * len(tokens)))
         return samples
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
         seen: Mapping[str, Any] = batch.inputs
-        facts = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
+        fields = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
         if "is_random_next" in seen:
-            facts |= _second(facts["documents"], bool(seen["is_random_next"][0]))
+            fields |= _second(fields["documents"], bool(seen["is_random_next"][0]))
         if "is_swapped" in seen:
-            facts["is_swapped"] = bool(seen["is_swapped"][0])
+            fields["is_swapped"] = bool(seen["is_swapped"][0])
         input_ids = seen["packed"].input_ids
         original, predicted = input_ids.copy(), np.zeros(len(input_ids), bool)
         if "masked_positions" in seen:
@@ -171,7 +171,7 @@ def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, 
             _with_blank_of(token, to_text(i)) if masked else token
             for token, i, masked in zip(tokens, input_ids.tolist(), predicted, strict=True)
         ]
-        samples.append(InspectedSample(facts, tokens, inputs, predicted.tolist()))
+        samples.append(InspectedSample(fields, tokens, inputs, predicted.tolist()))
     assert len(samples) == made.samples
     return samples
 

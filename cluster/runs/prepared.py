@@ -62,8 +62,8 @@ def get_or_prepare_dataset(
         manifest = read_if_intact(data_folder, inputs.identity, map_items, report, full)
         if manifest is None:
             raise UserError(
-                f"{data_folder} is a folder instead of a link to the prepared data, and it is damaged or was not made "
-                "from the present texts and settings; remove it to have it replaced by a link, or "
+                f"{data_folder} is a directory instead of a link to the prepared data, and it is damaged or was not "
+                "made from the present texts and settings; remove it to have it replaced by a link, or "
                 "set name=… for a new run"
             )
         return data_folder, manifest

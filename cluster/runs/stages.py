@@ -24,7 +24,7 @@ from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.existing import check_objective
 from multihop.eval.report.run_metrics import diagnosis
-from multihop.eval.trials.evaluation_plan import read_results
+from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import total_steps

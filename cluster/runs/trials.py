@@ -21,12 +21,12 @@ from multihop.common.redaction import safe_text
 from multihop.eval.config import EvalConfig
 from multihop.eval.inference.examples import FILE as EXAMPLES
 from multihop.eval.inference.examples import make_examples, read_examples
-from multihop.eval.report.run_report import examples_facts
-from multihop.eval.trials.evaluation_plan import make_plan, read_plan, write_plan
-from multihop.eval.trials.predictions import write_predictions
+from multihop.eval.report.run_report import examples_context
+from multihop.eval.trials.plan_file import make_plan, read_plan, write_plan
 from multihop.eval.trials.run_trial import Outcome, run_trial
 from multihop.eval.trials.start_from import next_wave, remove_torn, remove_unneeded
 from multihop.eval.trials.trial import Trial, failed_row, trial_key, trial_name
+from multihop.eval.trials.write_predictions import write_predictions
 
 OnRow = Callable[[Row], None]
 
@@ -178,7 +178,7 @@ def print_examples(run: ResolvedRun) -> None:
     """Print what the model makes of each text before and after pretraining."""
     plan = read_plan(run.folder)
     made = read_examples(run.results.parent, plan.examples) if plan else None
-    for text, before, after in examples_facts(made)["examples"]:
+    for text, before, after in examples_context(made)["examples"]:
         console.print(safe_text(f"example   {text}\n  before  {before}\n  after   {after}"))
 
 

@@ -126,8 +126,8 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
     """Write the table: for each n-gram and set a row of "words" (n), "hash" and "set", sorted.
 
     A text contributes the n-grams of every form that it may have in a document (see `_make_forms`). A text of fewer
-    than `ngram` words is one n-gram, if it has at least MIN_WORDS. Memory: about 50 bytes per n-gram. Facts: for each
-    set "texts", and "too short", the texts without an n-gram.
+    than `ngram` words is one n-gram, if it has at least MIN_WORDS. Memory: about 50 bytes per n-gram. Metadata: for
+    each set "texts", and "too short", the texts without an n-gram.
 
     Raises:
         UserError: a line is not JSON or lacks the field, or a set has no text.
@@ -137,9 +137,9 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
     forms_of = _make_forms(item.clean, item.edits)
 
     def write(path: Path) -> dict[str, Any]:
-        facts, tables = {}, [np.empty(0, _TABLE_ROW)]
+        metadata, tables = {}, [np.empty(0, _TABLE_ROW)]
         for number, (name, source) in enumerate(item.sets.items()):
-            facts[name] = {"texts": 0, "too short": 0}
+            metadata[name] = {"texts": 0, "too short": 0}
             for texts in _evaluation_texts(source, item.config.field):
                 forms = [forms_of(text) for text in texts]
                 owners = np.repeat(np.arange(len(texts)), [len(some) for some in forms])
@@ -152,16 +152,16 @@ def evaluation_ngrams(item: EvaluationNgrams) -> Output:
                     taken = rows["words"] >= least
                     long_enough[owners[grams.documents[taken] + words.first_document]] = True
                     tables.append(np.unique(rows[taken]))
-                facts[name]["texts"] += len(texts)
-                facts[name]["too short"] += int((~long_enough).sum())
-            if not facts[name]["texts"]:
+                metadata[name]["texts"] += len(texts)
+                metadata[name]["too short"] += int((~long_enough).sum())
+            if not metadata[name]["texts"]:
                 raise UserError(
                     f"{source} has no text; add evaluation texts, or remove it from data.decontaminate.against"
                 )
         table = np.unique(np.concatenate(tables))
         columns = [pa.array(np.ascontiguousarray(table[name])) for name in _NGRAMS.names]
         write_batches(path, _NGRAMS, iter([pa.RecordBatch.from_arrays(columns, schema=_NGRAMS)]), None)
-        return facts
+        return metadata
 
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
@@ -170,8 +170,8 @@ def find_overlaps(item: FindOverlaps) -> Output:
     """Find every occurrence in a split of an n-gram of the table.
 
     The output has the row in the split, the entry (row of the table), start and stop in bytes of the document's UTF-8,
-    sorted by row and start. Memory: 13 to 80 bytes per row of the table, and that of `read_words`. Facts: "documents"
-    with an occurrence.
+    sorted by row and start. Memory: 13 to 80 bytes per row of the table, and that of `read_words`. Metadata:
+    "documents" with an occurrence.
 
     Only 64-bit hashes are compared: with 2^40 n-grams in the documents and 2^24 in the table, 2^(40 + 24 - 64) = 1
     false occurrence is expected in the whole corpus.
@@ -179,7 +179,7 @@ def find_overlaps(item: FindOverlaps) -> Output:
     folder = Path(item.folder)
     lookups = _lookups(item.table)
 
-    def overlaps(facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    def overlaps(metadata: dict[str, int]) -> Iterator[pa.RecordBatch]:
         seen = 0
         for batch in read_documents(item.path, item.dropped):
             rows = kept_rows(item.dropped, seen, seen + batch.num_rows)
@@ -195,13 +195,13 @@ def find_overlaps(item: FindOverlaps) -> Output:
                     parts.append(np.stack([of, entries, *(span - words.origins[documents] for span in spans)]))
             # The parts of a long document overlap: an occurrence in the overlap is found twice.
             occurrences = np.unique(np.concatenate(parts, axis=1)[[0, 2, 3, 1]], axis=1)[[0, 3, 1, 2]].astype(np.uint32)
-            facts["documents"] += len(np.unique(occurrences[0]))
+            metadata["documents"] += len(np.unique(occurrences[0]))
             yield pa.RecordBatch.from_arrays([pa.array(column) for column in occurrences], schema=_OVERLAPS)
 
     def write(path: Path) -> dict[str, Any]:
-        facts = {"documents": 0}
-        write_batches(path, _OVERLAPS, overlaps(facts), "lz4")
-        return facts
+        metadata = {"documents": 0}
+        write_batches(path, _OVERLAPS, overlaps(metadata), "lz4")
+        return metadata
 
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
@@ -210,7 +210,7 @@ def find_common(item: FindCommon) -> Output:
     """Write uint32, ascending: entries of the table that occur in more than `common` documents; empty if it is None.
 
     GPT-3 ignored 13-grams of more than 10 training documents: most were phrases and boilerplate (Brown et al. 2020,
-    appendix C). Memory: 8 bytes per row of the table. Facts: "found" and "common" n-grams.
+    appendix C). Memory: 8 bytes per row of the table. Metadata: "found" and "common" n-grams.
     """
     folder = Path(item.folder)
 
@@ -242,15 +242,15 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
     Fragments may be copies or near duplicates of each other and of other documents. Action "drop" leaves none. Action
     "cut" removes overlaps with WINDOW characters on both sides; fragments of
     less than WINDOW characters are dropped, and all fragments of a document with more than MAX_FRAGMENTS (Brown et al.
-    2020, appendix C). Facts: "documents" contaminated, "sets" {name: documents}, "pieces", the fragments left, "named":
-    the first documents, each with its id, a set's name and the shared words.
+    2020, appendix C). Metadata: "documents" contaminated, "sets" {name: documents}, "pieces", the fragments left,
+    "named": the first documents, each with its id, a set's name and the shared words.
     """
     folder = Path(item.folder)
 
-    def fragments(facts: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    def fragments(metadata: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         overlaps = _uncommon(item.overlaps, item.common)
         rows, starts = np.unique(overlaps["row"], return_index=True)
-        facts["documents"] = len(rows)
+        metadata["documents"] = len(rows)
         of_document = dict(zip(rows.tolist(), np.split(overlaps, starts[1:]), strict=False))
         table = pa.ipc.open_file(pa.memory_map(item.table)).get_batch(0)
         words, hashes, numbers = (table.column(name).to_numpy() for name in _NGRAMS.names)
@@ -261,9 +261,9 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
                 text, spans = batch.column("text")[row - start].as_py(), of_document[row]
                 names = _sets_of(spans["entry"], words, hashes, numbers)
                 sets.update(item.sets[number] for number in names)
-                if len(facts["named"]) < _NAMED_PER_SPLIT:
+                if len(metadata["named"]) < _NAMED_PER_SPLIT:
                     shared = text.encode()[spans["start"][0] : spans["stop"][0]].decode(errors="replace")
-                    facts["named"].append([batch.column("first")[row - start].as_py(), item.sets[names[0]], shared])
+                    metadata["named"].append([batch.column("first")[row - start].as_py(), item.sets[names[0]], shared])
                 if item.action == "cut":
                     second, source = (batch.column(name)[row - start].as_py() for name in ("second", "source"))
                     left += [
@@ -271,18 +271,18 @@ def decontaminate_split(item: DecontaminateSplit) -> Output:
                         for fragment in cut(text, spans)
                     ]
             if left:
-                facts["pieces"] += len(left)
+                metadata["pieces"] += len(left)
                 columns = zip(zip(*left, strict=True), SCHEMA, strict=True)
                 yield pa.RecordBatch.from_arrays(
                     [pa.array(values, kind.type) for values, kind in columns], schema=SCHEMA
                 )
             start += batch.num_rows
-        facts["sets"] = dict(sets)
+        metadata["sets"] = dict(sets)
 
     def write(path: Path) -> dict[str, Any]:
-        facts: dict[str, Any] = {"pieces": 0, "named": []}
-        write_batches(path, SCHEMA, fragments(facts), "lz4")
-        return facts
+        metadata: dict[str, Any] = {"pieces": 0, "named": []}
+        write_batches(path, SCHEMA, fragments(metadata), "lz4")
+        return metadata
 
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 

@@ -88,7 +88,8 @@ def candidate_pairs(item: CandidatePairs) -> Output:
     """Find pairs of documents that agree in a band and have similar signatures.
 
     The output is uint64 (pairs, 2), each document as split << 32 | index among the split's signed documents. Connected
-    documents are paired with one of them (a star). Facts: "candidates", documents that agree with another, and "pairs".
+    documents are paired with one of them (a star). Metadata: "candidates", documents that agree with another, and
+    "pairs".
     """
     folder = Path(item.folder)
 
@@ -113,7 +114,7 @@ def find_clusters(item: FindClusters) -> Output:
 
     Of several longest ones the one with the smallest id: that depends on the documents' content only, not on the order
     of splits or workers. The output has the schema CLUSTERS. Memory: about 100 bytes for each document in a pair.
-    Facts: "clusters", "dropped", "dropped_bytes", "largest" (documents of the largest cluster).
+    Metadata: "clusters", "dropped", "dropped_bytes", "largest" (documents of the largest cluster).
     """
     folder = Path(item.folder)
 

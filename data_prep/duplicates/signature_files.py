@@ -48,14 +48,14 @@ def signature_bytes(config: NearDuplicatesConfig) -> int:
 
 
 def sign_split(item: SignSplit) -> Output:
-    """Sign a split. Facts: "documents" with a signature, and "no words", documents without one, which are kept."""
+    """Sign a split. Metadata: "documents" with a signature, and "no words", documents without one, which are kept."""
     folder = Path(item.folder)
     bands = band_count(item.config)
 
     def write(path: Path) -> dict[str, Any]:
-        facts = {"documents": 0, "no words": 0}
-        write_batches(path, _signed_schema(item.config.permutations, bands), _runs(item, bands, facts), None)
-        return facts
+        metadata = {"documents": 0, "no words": 0}
+        write_batches(path, _signed_schema(item.config.permutations, bands), _runs(item, bands, metadata), None)
+        return metadata
 
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)
 
@@ -106,7 +106,7 @@ def _signed_schema(permutations: int, bands: int) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()])
 
 
-def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+def _runs(item: SignSplit, bands: int, metadata: dict[str, int]) -> Iterator[pa.RecordBatch]:
     schema = _signed_schema(item.config.permutations, bands)
     waiting: list[tuple[np.ndarray, ...]] = []
 
@@ -134,8 +134,8 @@ def _runs(item: SignSplit, bands: int, facts: dict[str, int]) -> Iterator[pa.Rec
         rows = kept_rows(item.dropped, seen, seen + batch.num_rows)
         seen += batch.num_rows
         values = values[filled]
-        facts["documents"] += len(values)
-        facts["no words"] += batch.num_rows - len(values)
+        metadata["documents"] += len(values)
+        metadata["no words"] += batch.num_rows - len(values)
         sizes, ids = (batch.column(name).to_numpy()[filled] for name in ("bytes", "first"))
         waiting.append((rows[filled].astype(np.uint32), sizes, ids, low_bytes(values), band_hashes(values, bands).T))
         while sum(len(rows) for rows, *_ in waiting) >= RUN_DOCUMENTS:

@@ -50,14 +50,14 @@ def encode_splits(
 def encode_split(item: EncodeSplit) -> Output:
     """Encode a split's documents or pairs into an Arrow file of `shard_schema`.
 
-    Train and held-out documents are in separate batches. Facts: "batches", a list with split, documents, sentences,
+    Train and held-out documents are in separate batches. Metadata: "batches", a list with split, documents, sentences,
     tokens, text_bytes and bytes of each; "no tokens", the number of documents without a token.
     """
     raise_mmap_threshold()
     tokenizer = _load(item.model)
     target = tokenizer if item.target_model is None else _load(item.target_model)
     schema = shard_schema(token_dtype(max(tokenizer.vocab_size, target.vocab_size)))
-    facts: dict[str, Any] = {"batches": [], "no tokens": 0}
+    metadata: dict[str, Any] = {"batches": [], "no tokens": 0}
 
     def batches() -> Iterator[pa.RecordBatch]:
         for documents in read_documents(item.selection.path, item.selection.dropped):
@@ -68,9 +68,9 @@ def encode_split(item: EncodeSplit) -> Output:
                     batch, text_bytes = encode_documents(chosen, tokenizer, item.languages, schema)
                 else:
                     batch, text_bytes = encode_pairs(chosen, tokenizer, target, schema)
-                facts["no tokens"] += chosen.num_rows - batch.num_rows
+                metadata["no tokens"] += chosen.num_rows - batch.num_rows
                 if batch.num_rows:
-                    facts["batches"].append(
+                    metadata["batches"].append(
                         {
                             "split": split,
                             "documents": batch.num_rows,
@@ -84,7 +84,7 @@ def encode_split(item: EncodeSplit) -> Output:
 
     def write(path: Path) -> dict[str, Any]:
         write_batches(path, schema, batches(), None)
-        return facts
+        return metadata
 
     folder = Path(item.folder)
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.arrow", write)

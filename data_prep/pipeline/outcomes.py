@@ -52,20 +52,20 @@ def count_outcomes(
             set_aside.append(SetAside(path=path, reason=reason))
 
     for ranges, output in zip(splits, read, strict=True):
-        for file_range, facts in zip(ranges, output.facts["parts"], strict=True):
+        for file_range, part in zip(ranges, output.metadata["parts"], strict=True):
             name = file_range.file.name
             file = (file_range.file.source, file_range.file.path)
             files.add(file)
-            counts["kept"] += facts["documents"]
-            if facts["unreadable"] and file not in broken:
+            counts["kept"] += part["documents"]
+            if part["unreadable"] and file not in broken:
                 broken.add(file)
-                counts[facts["unreadable"]] += 1
-                name_one("files", name, facts["unreadable"])
-            filtered.update(facts["filtered"])
-            for reason, number in facts["bad"].items():
+                counts[part["unreadable"]] += 1
+                name_one("files", name, part["unreadable"])
+            filtered.update(part["filtered"])
+            for reason, number in part["bad"].items():
                 bad_documents += number
                 counts[reason] += number
-            for position, reason in facts["named"]:
+            for position, reason in part["named"]:
                 if named[file] < NAMED_PER_FILE:
                     named[file] += 1
                     where = (
@@ -74,7 +74,7 @@ def count_outcomes(
                         else f"{name}:{position + positions_before[file]}"
                     )
                     name_one("documents", where, reason)
-            positions_before[file] += facts["places"]
+            positions_before[file] += part["places"]
     unfiltered = counts["kept"] + filtered.total()
     is_pairs = any(file_range.file.holds_pairs for ranges in splits[:1] for file_range in ranges)
     for what, bad, total in (
@@ -121,10 +121,10 @@ def mark_broken_files(splits: list[list[FileRange]], read: list[Output]) -> list
     which reads other fields.
     """
     broken = {
-        (file_range.file.source, file_range.file.path): facts["unreadable"]
+        (file_range.file.source, file_range.file.path): part["unreadable"]
         for ranges, output in zip(splits, read, strict=True)
-        for file_range, facts in zip(ranges, output.facts["parts"], strict=True)
-        if facts["unreadable"] and file_range.stop - file_range.start < file_range.file.size
+        for file_range, part in zip(ranges, output.metadata["parts"], strict=True)
+        if part["unreadable"] and file_range.stop - file_range.start < file_range.file.size
     }
 
     def mark(file_range: FileRange) -> FileRange:

@@ -118,7 +118,7 @@ def prepare(
     shards = assemble_shards(work, out_dir, staging, encoded, bool(data.heldout_fraction), runner)
     token_counts = _npy(count_train_tokens(shards, tokenizers.target.vocab_size, data.holds_pairs, runner))
 
-    without_tokens = sum(output.facts["no tokens"] for output in encoded)
+    without_tokens = sum(output.metadata["no tokens"] for output in encoded)
     counts["encode"] = {"kept": candidates.kept - without_tokens, "no tokens": without_tokens}
     manifest = _build_manifest(data, tok, resolved, tokenizers, shards, token_counts, counts, read.set_aside)
     files = {info.file: content for info, content in zip(tokenizers.infos, tokenizers.contents, strict=True)}

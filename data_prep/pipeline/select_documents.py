@@ -99,7 +99,7 @@ def drop_copies(work: Path, selections: list[Selection], runner: StageRunner) ->
     paths = tuple(run.path for run in runs)
     items = [
         FindCopies(stage_key("copies", [], hashes, low, high), str(work / "copies"), paths, low, high)
-        for low, high in hash_ranges(sum(run.facts["documents"] for run in runs))
+        for low, high in hash_ranges(sum(run.metadata["documents"] for run in runs))
     ]
     copies = runner.outputs("copies", find_copies, items)
     with ExitStack() as stack:
@@ -126,7 +126,7 @@ def drop_near_duplicates(
     ]
     signatures = runner.outputs("sign", sign_split, to_sign)
     paths, hashes = [output.path for output in signatures], [output.sha256 for output in signatures]
-    tasks = plan_comparisons(sum(output.facts["documents"] for output in signatures), band_count(config))
+    tasks = plan_comparisons(sum(output.metadata["documents"] for output in signatures), band_count(config))
     to_compare = [
         CandidatePairs(stage_key("pairs", ["numpy"], hashes, settings, *task), folder, paths, *task, config.threshold)
         for task in tasks
@@ -138,7 +138,7 @@ def drop_near_duplicates(
     )
     with runner.local_file(clusters) as path:
         kept = _drop_rows(selections, dropped_rows(str(path), len(selections)))
-    counts = {"kept": _count(kept), "near duplicate of another": clusters.facts["dropped"]}
+    counts = {"kept": _count(kept), "near duplicate of another": clusters.metadata["dropped"]}
     return kept, [*signatures, *pairs, clusters], {"near duplicates": counts}
 
 
@@ -181,13 +181,13 @@ def decontaminate(
     for selection, overlap, output in zip(selections, overlaps, fragments, strict=True):
         with runner.local_file(overlap) as overlaps_path, runner.local_file(common) as common_path:
             kept += _drop_rows([selection], [contaminated_rows(str(overlaps_path), str(common_path))])
-        if output.facts["pieces"]:
-            kept.append(Selection(output.path, output.sha256, output.facts["pieces"], np.empty(0, np.int64)))
-    counts = Counter({"kept": _count(kept), "contaminated": sum(output.facts["documents"] for output in fragments)})
+        if output.metadata["pieces"]:
+            kept.append(Selection(output.path, output.sha256, output.metadata["pieces"], np.empty(0, np.int64)))
+    counts = Counter({"kept": _count(kept), "contaminated": sum(output.metadata["documents"] for output in fragments)})
     if config.action == "cut":
-        counts[FRAGMENTS] = sum(output.facts["pieces"] for output in fragments)
+        counts[FRAGMENTS] = sum(output.metadata["pieces"] for output in fragments)
     for output in fragments:
-        counts.update({f"contaminated by {name}": number for name, number in output.facts["sets"].items()})
+        counts.update({f"contaminated by {name}": number for name, number in output.metadata["sets"].items()})
     return kept, [table, *overlaps, common, *fragments], {"decontaminate": dict(counts)}
 
 
@@ -221,7 +221,7 @@ def _drop_rows(selections: list[Selection], rows: list[np.ndarray]) -> list[Sele
 
 
 def _documents_in(read: Output) -> int:
-    documents: int = sum(part["documents"] for part in read.facts["parts"])
+    documents: int = sum(part["documents"] for part in read.metadata["parts"])
     return documents
 
 

@@ -19,7 +19,7 @@ DatasetSplit = Literal["train", "heldout"]
 SPLITS: tuple[DatasetSplit, DatasetSplit] = ("train", "heldout")
 
 BatchFacts = list[dict[str, Any]]
-"""Facts of `encode_split` on batches, each with path and SHA-256 of its file and its number in the file."""
+"""Metadata of `encode_split` on batches, each with path and SHA-256 of its file and its number in the file."""
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ def plan_shards(encoded: list[Output], split: DatasetSplit) -> list[BatchFacts]:
     shards: list[BatchFacts] = []
     room = 0
     for output in encoded:
-        for number, facts in enumerate(output.facts["batches"]):
-            if facts["split"] != split:
+        for number, batch in enumerate(output.metadata["batches"]):
+            if batch["split"] != split:
                 continue
-            if not shards or facts["bytes"] > room:
+            if not shards or batch["bytes"] > room:
                 shards.append([])
                 room = SHARD_BYTES
-            shards[-1].append({**facts, "path": output.path, "sha256": output.sha256, "number": number})
-            room -= facts["bytes"]
+            shards[-1].append({**batch, "path": output.path, "sha256": output.sha256, "number": number})
+            room -= batch["bytes"]
     return shards
 
 
 def assemble_shard(item: AssembleShard) -> Output:
     """Write a shard to its staging path, unless it is in the data set; record it in FOLDER/KEY.json.
 
-    Facts: "bytes", its size.
+    Metadata: "bytes", its size.
     """
 
     def write(path: Path) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def _shard_entry(item: AssembleShard, batches: BatchFacts, output: Output) -> Sh
     return Shard(
         file=Path(item.target).name,
         split=item.split,
-        documents=sum(facts["documents"] for facts in batches),
-        tokens=sum(facts["tokens"] for facts in batches),
-        bytes=output.facts["bytes"],
+        documents=sum(batch["documents"] for batch in batches),
+        tokens=sum(batch["tokens"] for batch in batches),
+        bytes=output.metadata["bytes"],
         sha256=output.sha256,
     )
 
@@ -139,4 +139,4 @@ def _shard_entry(item: AssembleShard, batches: BatchFacts, output: Output) -> Sh
 def _totals(plan: list[BatchFacts]) -> Totals:
     batches = list(chain(*plan))
     names = ("documents", "sentences", "tokens", "text_bytes")
-    return Totals(**{name: sum(facts[name] for facts in batches) for name in names})
+    return Totals(**{name: sum(batch[name] for batch in batches) for name in names})

@@ -323,7 +323,7 @@ def _tokenizer_items(work: Path, samples: list[Output], data: DataConfig, tok: T
         key = stage_key("tokenizer", [], existing_tokenizer_sha256(data, tok))
         return [TrainTokenizer(key, folder, (), 0, languages, tok, pairs)]
     depends_on = ["rounded scores", [output.sha256 for output in samples], languages, tok.model_dump()]
-    sample_bytes = sum(output.facts["bytes"] for output in samples)
+    sample_bytes = sum(output.metadata["bytes"] for output in samples)
     sides: tuple[Side | None, ...] = ("source", "target") if tok.separate else (None,)
 
     def item(side: Side | None) -> TrainTokenizer:

@@ -64,7 +64,7 @@ class Selection:
 
 @dataclass
 class _Tally:
-    """Counts the outcomes of reading a range; its fields are the facts in `read_split`'s entries."""
+    """Counts the outcomes of reading a range; its fields are the metadata in `read_split`'s entries."""
 
     documents: int = 0
     places: int = 0
@@ -83,7 +83,7 @@ class _Tally:
 def read_split(split: ReadSplit) -> Output:
     """Write the good documents of a split, cleaned, filtered and hashed, into an Arrow file of SCHEMA.
 
-    Facts: "parts", the fields of `_Tally` for each of `split.ranges`.
+    Metadata: "parts", the fields of `_Tally` for each of `split.ranges`.
     """
     raise_mmap_threshold()
     folder = Path(split.folder)
@@ -102,7 +102,7 @@ def read_split(split: ReadSplit) -> Output:
                 return {"parts": [vars(tally) for tally in tallies]}
 
     output = write_once(entry, folder / f"{split.key}.arrow", write)
-    if any(part["for_now"] for part in output.facts["parts"]):
+    if any(part["for_now"] for part in output.metadata["parts"]):
         entry.unlink()
     return output
 

@@ -26,7 +26,7 @@ from multihop.common.files import (
 )
 
 _ENTRY_SHA256 = "own"
-"""Key of an entry with the SHA-256 of the rest of it, since the facts (a shard's size) go into the manifest."""
+"""Key of an entry with the SHA-256 of the rest of it, since the metadata (a shard's size) goes into the manifest."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Output:
     key: str
     path: str
     sha256: str
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     """Counts and sizes, as JSON values."""
 
 
@@ -60,7 +60,7 @@ def write_once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]])
     """Return the output at `path`, recorded in `entry` (KEY.json); unless it exists and has its hash, `write` makes it.
 
     Args:
-        write: writes to the temporary path that it gets and returns the output's facts.
+        write: writes to the temporary path that it gets and returns the output's metadata.
     """
     finished = finished_output(entry, path)
     if finished is not None:
@@ -68,12 +68,12 @@ def write_once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]])
     make_folder(entry.parent)
     make_folder(path.parent)
     with atomic_replace(path) as temporary:
-        facts = write(temporary)
+        metadata = write(temporary)
         sha256 = sha256_file(temporary)
-    written = {"sha256": sha256, "facts": facts}
+    written = {"sha256": sha256, "facts": metadata}
     write_atomically(entry, canonical_json({**written, _ENTRY_SHA256: sha256_json(written)}))
-    # Through JSON, so that new facts equal those read from an entry.
-    return Output(entry.stem, str(path), sha256, json.loads(canonical_json(facts)))
+    # Through JSON, so that new metadata equals what is read from an entry.
+    return Output(entry.stem, str(path), sha256, json.loads(canonical_json(metadata)))
 
 
 def finished_output(entry: Path, path: Path) -> Output | None:

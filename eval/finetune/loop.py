@@ -66,7 +66,7 @@ def finetune(
     steps = max(1, round(settings.epochs * steps_an_epoch))
     # One kernel for all parameters: most of a small model's step would be the optimizer's many small operations.
     optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), lr=settings.lr, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps, settings.warmup))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps, settings.warmup_ratio))
     torch.manual_seed(key_of("fine-tuning dropout", seed) >> 1)
 
     step, best_value, best_epoch = 0, -math.inf, 0.0
@@ -105,10 +105,10 @@ def finetune(
     return History(best_value, best_epoch, loss_curve, dev_curve)
 
 
-def rate(step: int, steps: int, warmup: float) -> float:
+def rate(step: int, steps: int, warmup_ratio: float) -> float:
     """Return the factor on the learning rate at a 0-based step: linear warm-up over a fraction of them, then linear
     decay to 0."""
-    grows = max(1, round(warmup * steps))
+    grows = max(1, round(warmup_ratio * steps))
     if step < grows:
         return (step + 1) / grows
     return max(0.0, (steps - step) / (steps - grows + 1))

@@ -34,8 +34,8 @@ class FineTunedSpans:
     other_metrics: dict[str, float]
     history: History
     predictions: dict[str, Any]
-    """The content of `predictions_of` in `multihop.eval.trials.predictions`: targets are the accepted texts, predicted
-    is the chosen one."""
+    """The content of `predictions_of` in `multihop.eval.trials.write_predictions`: targets are the accepted
+    texts, predicted is the chosen one."""
 
 
 def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings, seed: int) -> FineTunedSpans:

@@ -6,7 +6,7 @@ from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.inference.attention_map import attention_map
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation
-from multihop.eval.report.figures import PAPER, TICK_SIZE, literal, new_figure
+from multihop.eval.report.plot_style import PAPER, TICK_SIZE, literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,10 +12,10 @@ from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
 from multihop.eval.report.run_metrics import by_step, heldout
 from multihop.eval.statistics.choose import Choice, Setting, choose
-from multihop.eval.statistics.predictions import RunRow
+from multihop.eval.statistics.read_predictions import RunRow
 from multihop.eval.statistics.verdict import trials_of
 from multihop.eval.tasks.task import UNTRAINED
-from multihop.eval.trials.evaluation_plan import Results, read_results
+from multihop.eval.trials.plan_file import Results, read_results
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import differences, flatten, format_diff
@@ -50,7 +50,7 @@ class ComparedRun:
         return flatten(self.recipe)
 
     def trials(self, task: str, init: str) -> list[RunRow]:
-        """The trials at the chosen settings; none if the run has no results of this task and start."""
+        """The trials at the chosen settings; none if the run has no results of this task and initialization."""
         if self.seeds:
             by_key = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}
             return list(by_key.values())
@@ -95,7 +95,7 @@ def read_run(folder: Path) -> ComparedRun:
     except FileNotFoundError:
         summary = {}
     results = read_results(folder)
-    choices = {(start.task, start.init): each for start, each in choose(results.rows).items() if each.chosen.rows}
+    choices = {(group.task, group.init): each for group, each in choose(results.rows).items() if each.chosen.rows}
     metrics = tuple(read_rows(folder / "metrics.jsonl"))
     name = folder.resolve().name
     return ComparedRun(name, folder, recipe, summary, metrics, choices, tuple(_notes(name, recipe, summary, results)))

@@ -14,14 +14,14 @@ from multihop.common.config import LOGGING, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, write_atomically
 from multihop.eval.report.compared_runs import ComparedRun, over_seeds, read_runs
+from multihop.eval.report.comparison_verdict import verdict_context
 from multihop.eval.report.differences import RunDifference, run_differences
-from multihop.eval.report.experiment_verdict import verdict_facts
-from multihop.eval.report.pictures import Lines, Panel, Picture, Scores, draw_classes, draw_lines, draw_scores
+from multihop.eval.report.plots import Lines, Panel, Picture, Scores, draw_classes, draw_lines, draw_scores
 from multihop.eval.report.render import TemplateContext, duration, render
 from multihop.eval.report.run_metrics import at_steps, heldout, training_clock
 from multihop.eval.report.task_section import metric_label
 from multihop.eval.report.translations import ByLength, by_length, other_metrics, signatures
-from multihop.eval.statistics.words import show, spread
+from multihop.eval.statistics.formatting import show, spread
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import differences
@@ -29,12 +29,12 @@ from multihop.pretrain.run.changes import differences
 _MOST_CHARACTERS = 60
 _LOSS_NOTE = (
     "Held-out: mlm_loss, clm_loss or translation_loss at the last step, in nats per predicted token, without losses on "
-    "pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Seconds: of the "
-    "training loop, without start-up and held-out losses."
+    "pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Training time: "
+    "the training loop's, without start-up and held-out losses."
 )
 _SCORE_NOTE = (
     "Scores of the epoch with the best development score, at the settings with the best median development score, "
-    "chosen for each run and start: median [minimum to maximum] over the seeds."
+    "chosen for each run and initialization: median [minimum to maximum] over the seeds."
 )
 
 
@@ -50,9 +50,9 @@ def write_comparison(
 
     Args:
         run_dirs: the first is what the others are compared with.
-        question: that the runs answer.
-        x: a recipe key with a number, for a picture of the final held-out loss against it.
-        series: recipe keys whose values tell the lines of that picture apart.
+        question: the question that the runs answer.
+        x: a recipe key with a number, for a plot of the final held-out loss against it.
+        series: recipe keys whose values distinguish the lines of that plot.
 
     Raises:
         UserError: a file is damaged, or no run has the key `x`.
@@ -68,14 +68,14 @@ def write_comparison(
         *([_x_picture(every, x, series)] if x else []),
         *_length_picture(lengths),
     ]
-    facts = {
+    context = {
         "title": title,
         "question": question,
-        **verdict_facts(runs, differences_of_runs),
+        **verdict_context(runs, differences_of_runs),
         "notes": [note for run in every for note in run.notes],
         "losses": [_loss_line(run) for run in every],
         "loss_note": _LOSS_NOTE,
-        "pictures": [each.facts() for each in pictures],
+        "pictures": [each.context() for each in pictures],
         "runs": _run_lines(runs),
         "tasks": [_task_section(runs, task, differences_of_runs, lengths.get(task)) for task in tasks],
         "score_note": _SCORE_NOTE,
@@ -85,7 +85,7 @@ def write_comparison(
     make_folder(out)
     for each in pictures:
         write_atomically(out / each.file, each.png())
-    markdown, page = render("comparison.md.jinja", title, facts)
+    markdown, page = render("comparison.md.jinja", title, context)
     write_atomically(out / "report.md", markdown)
     write_atomically(out / "report.html", page)
 
@@ -284,7 +284,7 @@ def _task_section(
     differences_of = {each.names[1]: each.amount for each in pairs if each.row["task"] == task}
     translates = _kind(runs, task) == "translation"
     names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}
-    starts = {
+    inits = {
         init: name
         for init, name in names.items()
         if init == "pretrained" or any(_values(run, task, init) for run in runs)
@@ -294,12 +294,12 @@ def _task_section(
         "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
         "lengths": lengths,
         "task": task,
-        "starts": list(starts.values()),
+        "inits": list(inits.values()),
         "metric": _metric(runs, task),
         "lines": [
             [
                 run.name,
-                *(spread(_values(run, task, init)) for init in starts),
+                *(spread(_values(run, task, init)) for init in inits),
                 differences_of.get(run.name, ""),
             ]
             for run in runs

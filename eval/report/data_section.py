@@ -19,7 +19,7 @@ _MOST_DOCUMENTS = 20_000_000
 """The most documents whose lengths are read for a report: 8 bytes each. `multihop data stats` reads any number."""
 
 
-def data_facts(folder: Path, recipe: dict[str, Any]) -> TemplateContext:
+def data_context(folder: Path, recipe: dict[str, Any]) -> TemplateContext:
     """What the tokenizer and the data are like, for the template.
 
     What needs the token counts or the shards is left out where they are not on this machine.
@@ -34,9 +34,9 @@ def data_facts(folder: Path, recipe: dict[str, Any]) -> TemplateContext:
     has_counts = (folder / manifest.token_counts.file).exists()
     counts = read_token_counts(folder, manifest) if has_counts else None
     return {
-        "facts": _text_facts(manifest),
+        "text": _text_rows(manifest),
         "tokenizers": [
-            (name, _tokenizer_facts(manifest, info, counts if info is manifest.output_tokenizer else None))
+            (name, _tokenizer_rows(manifest, info, counts if info is manifest.output_tokenizer else None))
             for name, info in (
                 ("Tokenizer", manifest.tokenizer),
                 ("Tokenizer of the target sides", manifest.target_tokenizer),
@@ -50,23 +50,23 @@ def data_facts(folder: Path, recipe: dict[str, Any]) -> TemplateContext:
     }
 
 
-def _text_facts(manifest: Manifest) -> Pairs:
-    facts = [("fingerprint", manifest.fingerprint)]
+def _text_rows(manifest: Manifest) -> Pairs:
+    rows = [("fingerprint", manifest.fingerprint)]
     what = "pairs" if manifest.pairs else "documents"
     for split, total in manifest.totals.items():
         amount = f"{total.documents:,} {what}, {total.sentences:,} sentences, {total.tokens:,} tokens"
-        facts.append((f"{split} text", f"{amount}, {total.text_bytes / 1e6:,.1f} MB"))
-    return facts
+        rows.append((f"{split} text", f"{amount}, {total.text_bytes / 1e6:,.1f} MB"))
+    return rows
 
 
-def _tokenizer_facts(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray | None) -> Pairs:
-    """The facts of a tokenizer.
+def _tokenizer_rows(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray | None) -> Pairs:
+    """What a tokenizer is like.
 
     Args:
         counts: int64 (vocab_size,), how often each token occurs in the training text; None: unknown.
     """
     path = (manifest.settings.get("tokenizer") or {}).get("path")
-    facts = [
+    rows = [
         ("kind", info.kind),
         ("vocabulary", f"{info.vocab_size:,} tokens"),
         ("trained on", "these texts" if path is None else f"other texts: {path}"),
@@ -74,16 +74,16 @@ def _tokenizer_facts(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray
     ]
     total = manifest.totals.get("train")
     if total and total.tokens and manifest.target_tokenizer is None:
-        facts.append(("bytes per token", f"{total.text_bytes / total.tokens:.2f}"))
+        rows.append(("bytes per token", f"{total.text_bytes / total.tokens:.2f}"))
     if counts is None or not counts.sum():
-        return facts
+        return rows
     words = int(counts[word_start_flags(info)].sum())
     if words:
-        facts.append(("tokens per word", f"{counts.sum() / words:.2f}"))
+        rows.append(("tokens per word", f"{counts.sum() / words:.2f}"))
     if "unk" in info.special_ids:
-        facts.append(("unknown tokens", f"{counts[info.special_ids['unk']] / counts.sum():.4%}"))
-    facts.append(("tokens that never occur", f"{int((counts == 0).sum()):,}"))
-    return facts
+        rows.append(("unknown tokens", f"{counts[info.special_ids['unk']] / counts.sum():.4%}"))
+    rows.append(("tokens that never occur", f"{int((counts == 0).sum()):,}"))
+    return rows
 
 
 def _outcomes(stage: str, outcomes: dict[str, int]) -> tuple[str, str, str]:

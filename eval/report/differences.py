@@ -7,8 +7,8 @@ from typing import Literal
 from multihop.common.json_lines import Row
 from multihop.eval.report.compared_runs import ComparedRun
 from multihop.eval.statistics.difference import SIGNIFICANT, Difference, holm
+from multihop.eval.statistics.formatting import amount, sentence
 from multihop.eval.statistics.verdict import difference, missing_for_verdict
-from multihop.eval.statistics.words import amount, sentence
 
 METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "

@@ -7,7 +7,7 @@ parsed as Markdown. Templates may call
 
 - `attributes(text)` at the beginning of a paragraph, list item, heading or cell, or alone before a table or list: HTML
   attributes of that element;
-- `figure(picture)`: `Picture.facts()`, which Markdown shows from a file and the page has within;
+- `figure(picture)`: `Picture.context()`, which Markdown shows from a file and the page has within;
 - `drawing(svg, caption)`: a picture that only the page has;
 - `tag(text)` alone in a paragraph: an HTML tag around what follows.
 

@@ -13,8 +13,8 @@ from multihop.common.json_lines import Row, read_rows
 from multihop.data_prep.dataset.manifest import MANIFEST
 from multihop.eval.inference.examples import read_examples
 from multihop.eval.report import FILES_OF_A_RUN
-from multihop.eval.report.data_section import data_facts
-from multihop.eval.report.pictures import (
+from multihop.eval.report.data_section import data_context
+from multihop.eval.report.plots import (
     MAX_POINTS,
     Curve,
     Picture,
@@ -24,7 +24,7 @@ from multihop.eval.report.pictures import (
     side_by_side,
 )
 from multihop.eval.report.render import TemplateContext, duration, render
-from multihop.eval.report.results import results_facts
+from multihop.eval.report.results_section import results_context
 from multihop.eval.report.run_metrics import (
     HEALTH,
     LOSS,
@@ -37,8 +37,8 @@ from multihop.eval.report.run_metrics import (
     losses_by_source,
     training_clock,
 )
-from multihop.eval.statistics.words import show
-from multihop.eval.trials.evaluation_plan import read_results
+from multihop.eval.statistics.formatting import show
+from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import flatten
@@ -81,17 +81,17 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
     summary = _read_json(run_dir / "summary.json") if summary is None else summary
     rows = read_rows(run_dir / "metrics.jsonl")
     results = read_results(run_dir)
-    data = data_facts(run_dir / "data", recipe) if (run_dir / "data" / MANIFEST).exists() else None
+    data = data_context(run_dir / "data", recipe) if (run_dir / "data" / MANIFEST).exists() else None
     sources = _source_names(losses_by_source(rows), recipe)
     pictures = [
         *_loss_picture(read_curves(rows, summary)),
         *_training_picture(rows),
         *_source_picture(losses_by_source(rows), sources),
     ]
-    facts = {
+    context = {
         "name": recipe.get("name", run_dir.name),
         "headline": headline(recipe, summary),
-        "pictures": dict.fromkeys(FILES_OF_A_RUN) | {each.file: each.facts() for each in pictures},
+        "pictures": dict.fromkeys(FILES_OF_A_RUN) | {each.file: each.context() for each in pictures},
         "pretrains": (recipe.get("eval") or {}).get("checkpoint") is None,
         "losses": _loss_table(summary),
         "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
@@ -101,17 +101,17 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
             (sources[source], f"{max(losses):,}", show(losses[max(losses)]))
             for source, losses in losses_by_source(rows).items()
         ],
-        **health_facts(rows, summary),
-        "run": _run_facts(summary),
+        **health_context(rows, summary),
+        "run": _run_rows(summary),
         "environment": as_pairs(summary.get("environment") or {}),
         "recipe": as_pairs(recipe),
         "data": data,
-        **examples_facts(read_examples(run_dir / "eval", results.plan.examples) if results.plan else None),
-        **results_facts(results, recipe, run_dir),
+        **examples_context(read_examples(run_dir / "eval", results.plan.examples) if results.plan else None),
+        **results_context(results, recipe, run_dir),
     }
     for picture in pictures:
         write_atomically(run_dir / picture.file, picture.png())
-    markdown, page = render("run.md.jinja", facts["name"], facts)
+    markdown, page = render("run.md.jinja", context["name"], context)
     write_atomically(run_dir / "report.md", markdown)
     write_atomically(run_dir / "report.html", page)
 
@@ -243,18 +243,18 @@ def _loss_table(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _run_facts(summary: dict[str, Any]) -> Pairs:
-    facts = [("status", str(summary["status"]))]
-    facts += [("steps", f"{summary['steps']:,}"), ("tokens", f"{summary['tokens']:,}")]
+def _run_rows(summary: dict[str, Any]) -> Pairs:
+    rows = [("status", str(summary["status"]))]
+    rows += [("steps", f"{summary['steps']:,}"), ("tokens", f"{summary['tokens']:,}")]
     if summary.get("tokens_per_s") is not None:
-        facts.append(("tokens/s", f"{summary['tokens_per_s']:,.0f}"))
+        rows.append(("tokens/s", f"{summary['tokens_per_s']:,.0f}"))
     if summary.get("mfu") is not None:
-        facts.append(("model TFLOP/s", f"{summary['tflops_per_s']:.3g} (MFU {summary['mfu']:.0%})"))
+        rows.append(("model TFLOP/s", f"{summary['tflops_per_s']:.3g} (MFU {summary['mfu']:.0%})"))
     if summary.get("restarts"):
-        facts.append(("restarts", str(summary["restarts"])))
+        rows.append(("restarts", str(summary["restarts"])))
     stages = summary.get("stages") or {}
-    facts += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
-    return facts + ([("total time", duration(sum(stages.values())))] if stages else [])
+    rows += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
+    return rows + ([("total time", duration(sum(stages.values())))] if stages else [])
 
 
 def as_pairs(tree: Any) -> Pairs:
@@ -273,7 +273,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is missing: there is no report before training; use `multihop run`") from None
 
 
-def health_facts(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
+def health_context(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
     """The health of the model, for the template.
 
     Args:
@@ -291,7 +291,7 @@ def health_facts(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
     }
 
 
-def examples_facts(made: dict[str, Any] | None) -> dict[str, Any]:
+def examples_context(made: dict[str, Any] | None) -> dict[str, Any]:
     """The examples, for the template: the rows (text, before, after), and a sentence about them.
 
     Args:

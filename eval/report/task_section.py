@@ -9,13 +9,13 @@ import numpy as np
 
 from multihop.common.json_lines import Row
 from multihop.eval.config import KINDS
-from multihop.eval.report.pictures import by_pretraining_step, learning_curves
+from multihop.eval.report.plots import by_pretraining_step, learning_curves
 from multihop.eval.report.published import published_beside
 from multihop.eval.report.render import TemplateContext
 from multihop.eval.statistics.choose import Choice, Setting
-from multihop.eval.statistics.predictions import read_predictions
+from multihop.eval.statistics.formatting import show, spread
+from multihop.eval.statistics.read_predictions import read_predictions
 from multihop.eval.statistics.verdict import TaskResult
-from multihop.eval.statistics.words import show, spread
 
 _LISTED_ERRORS = 10
 _ERROR_CHARACTERS = 400
@@ -23,7 +23,7 @@ _CLASSES = 20
 
 
 def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> TemplateContext:
-    """The facts of a task for the templates.
+    """A task, for the templates.
 
     Args:
         model: the recipe's `model` section, whose size published scores are looked up by.
@@ -80,8 +80,8 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _choices(result: TaskResult) -> list[tuple[str, Choice]]:
-    start = "trained" if result.kind == "translation" else "pretrained"
-    every = ((start, result.pretrained), ("parent", result.parent), ("random weights", result.random))
+    trained = "trained" if result.kind == "translation" else "pretrained"
+    every = ((trained, result.pretrained), ("parent", result.parent), ("random weights", result.random))
     return [(name, choice) for name, choice in every if choice]
 
 
@@ -98,7 +98,8 @@ def _matters(name: str, value: Any, result: TaskResult) -> bool:
 
 
 def _grid(result: TaskResult) -> list[tuple[str, ...]]:
-    """Start, settings, median development score, test scores, trials ok / failed, chosen; empty for one setting."""
+    """Initialization, settings, median development score, test scores, trials ok / failed, chosen; empty for one
+    setting."""
     if not _varied(result):
         return []
     return [
@@ -116,7 +117,7 @@ def _grid(result: TaskResult) -> list[tuple[str, ...]]:
 
 
 def _other_metrics(chosen: dict[str, Choice]) -> list[tuple[str, ...]]:
-    """Name, then the spread over the seeds of each start."""
+    """Name, then the spread over the seeds of each initialization."""
     trials = [[row["other_metrics"] for row in choice.chosen.rows] for choice in chosen.values()]
     names = dict.fromkeys(name for metrics in trials for each in metrics for name in each)
     return [(name, *(spread([each[name] for each in metrics if name in each]) for metrics in trials)) for name in names]
@@ -126,13 +127,13 @@ def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[
     """(SVG, caption)."""
     pictures = []
     for part, title in (("loss", "training loss"), ("dev", "development score")):
-        starts = {
+        curves = {
             name: [p for row in group if (p := (row.get("curve") or {}).get(part))] for name, group in rows.items()
         }
-        starts = {name: trials for name, trials in starts.items() if trials}
-        if starts:
+        curves = {name: trials for name, trials in curves.items() if trials}
+        if curves:
             alt = f"{title} by step of fine-tuning on {result.task}, a line for each seed"
-            drawn = learning_curves(f"{result.task} {part}", title, alt, starts)
+            drawn = learning_curves(f"{result.task} {part}", title, alt, curves)
             pictures.append((drawn, f"The {title} while fine-tuning, a line for each seed."))
     steps = {step: choice.chosen.values for step, choice in result.by_step.items() if choice.chosen.rows}
     if len(steps) > 1:

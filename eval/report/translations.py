@@ -7,8 +7,8 @@ from statistics import median
 from multihop.common.json_lines import Row
 from multihop.eval.metrics.bleu import CLASSES, bleu_by_length, sentences_by_length
 from multihop.eval.report.compared_runs import ComparedRun
-from multihop.eval.statistics.predictions import read_predictions
-from multihop.eval.statistics.words import spread
+from multihop.eval.statistics.formatting import spread
+from multihop.eval.statistics.read_predictions import read_predictions
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def choose(rows: Sequence[Row]) -> dict[TrialGroup, Choice]:
     reward a rate that diverges. Of equal ones the first wins.
 
     Args:
-        rows: one row for each trial, in the recipe's order (`multihop.eval.trials.evaluation_plan.read_results`).
+        rows: one row for each trial, in the recipe's order (`multihop.eval.trials.plan_file.read_results`).
     """
     groups: dict[TrialGroup, dict[bytes, list[Row]]] = {}
     for row in rows:

@@ -15,8 +15,8 @@ from multihop.eval.statistics.difference import (
     difference_of_seeds,
     holm,
 )
-from multihop.eval.statistics.predictions import RunRow, read_statistics
-from multihop.eval.statistics.words import amount, basis, show
+from multihop.eval.statistics.formatting import amount, basis, show
+from multihop.eval.statistics.read_predictions import RunRow, read_statistics
 from multihop.eval.tasks.task import UNTRAINED
 
 
@@ -70,7 +70,7 @@ def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()
     """Return one result for each task that has rows, in the rows' order.
 
     Args:
-        rows, earlier: rows from `multihop.eval.trials.evaluation_plan.read_results`.
+        rows, earlier: rows from `multihop.eval.trials.plan_file.read_results`.
         run_dir: directory of the run, with eval/predictions.
 
     Raises:
@@ -88,13 +88,13 @@ def task_results(rows: Sequence[Row], run_dir: Path, earlier: Sequence[Row] = ()
 
 
 def _task_result(task: str, rows: list[Row], earlier: list[Row], run_dir: Path) -> TaskResult:
-    choices = {start.init: choice for start, choice in choose(rows).items()}
+    choices = {group.init: choice for group, choice in choose(rows).items()}
     pretrained, parent, random = (choices.get(init) for init in ("pretrained", "parent", "random"))
     ours = trials_of(run_dir, pretrained)
     by_step = {
-        start.checkpoint_step: choice
-        for start, choice in choose([*earlier, *rows]).items()
-        if start.init == "pretrained" and start.checkpoint_step is not None
+        group.checkpoint_step: choice
+        for group, choice in choose([*earlier, *rows]).items()
+        if group.init == "pretrained" and group.checkpoint_step is not None
     }
     return TaskResult(
         task=task,
@@ -188,7 +188,7 @@ def _verdict(result: TaskResult, p: float | None, training: str) -> Verdict:
     ours, theirs, delta = result.values("pretrained"), result.values("random"), result.difference
     if not ours or not theirs:
         missing = " and ".join(name for name, values in (("with", ours), ("without", theirs)) if not values)
-        return Verdict("inconclusive", f"There is no result {missing} {training} to judge by.")
+        return Verdict("inconclusive", f"There is no result {missing} {training} to compare.")
     values = f"{result.metric} {show(median(ours))} with {training}, {show(median(theirs))} without"
     if result.unigram is not None:
         return _beside_unigram(result, values)

@@ -39,7 +39,7 @@ def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
     """
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
-        raise UserError(f"{folder} has no .jsonl files; copy the files of BLiMP's folder data into it")
+        raise UserError(f"{folder} has no .jsonl files; copy the files of BLiMP's directory data into it")
     return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
 
 

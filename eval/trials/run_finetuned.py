@@ -23,8 +23,8 @@ from multihop.eval.model.load_model import device
 from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
-from multihop.eval.trials.predictions import predictions_of
 from multihop.eval.trials.trial import Trial, trial_key, weights_file
+from multihop.eval.trials.write_predictions import predictions_of
 from multihop.pretrain.models.families import FAMILIES
 
 

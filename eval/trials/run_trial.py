@@ -18,8 +18,8 @@ class Outcome:
 
     row: Row
     predictions: dict[str, Any] | None
-    """The content of the file of predictions (`multihop.eval.trials.predictions`); None for a failed trial and for the
-    perplexity of held-out text."""
+    """The content of the file of predictions (`multihop.eval.trials.write_predictions`); None for a failed trial and
+    for the perplexity of held-out text."""
 
 
 def run_trial(trial: Trial) -> Outcome:

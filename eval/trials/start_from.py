@@ -36,7 +36,7 @@ def next_wave(trials: Sequence[Trial], rows: Sequence[Row], tried: Collection[st
     and missing or damaged.
 
     Args:
-        trials: trials from `multihop.eval.trials.plan.plan_trials`.
+        trials: trials from `multihop.eval.trials.list_trials.plan_trials`.
         rows: rows of results.jsonl; the last one of a key counts.
         tried: keys of trials that this command ran.
     """

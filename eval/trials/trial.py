@@ -51,7 +51,7 @@ class Trial:
     threads: int
     """CPU threads for torch; not part of the key."""
     work: float
-    """The duration relative to other trials, in characters read; not part of the key."""
+    """Estimated work, in characters read; trials run longest first. Not part of the key."""
     start_from: str | None = None
     """The task, as `task` names it, whose fine-tuned weights the trial begins with; None: `checkpoint_dir`'s."""
     source_key: str | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from multihop.eval.trials.evaluation_plan import PLAN, EvaluationPlan
+from multihop.eval.trials.plan_file import PLAN, EvaluationPlan
 
 
 def write_plan_for(

@@ -141,7 +141,7 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
         labels[asked] = inputs["labels"]
     else:
         labels = inputs["labels"] = rng.integers(5, VOCABULARY, tokens)
-    if family in ("bert", "albert"):
+    if AT_HUGGING_FACE[family].has_token_types:
         token_type_ids = np.concatenate([np.arange(n) >= max(1, n // 3) for n in lengths]).astype(np.int64)
         inputs["is_random_next" if family == "bert" else "is_swapped"] = rng.integers(0, 2, len(lengths))
         theirs["token_type_ids"] = padded(token_type_ids, 0)
@@ -168,7 +168,7 @@ def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
 def their_answers(model: Any, text: Text) -> dict[str, Tensor]:
     """The same of a model of transformers. Its own loss stands for the word loss where it computes just that."""
     family = {names: family for family, names in CLASSES.items()}[type(model).__name__]
-    if family in ("gpt", "gpt2"):  # it shifts its labels itself, and ours are any
+    if AT_HUGGING_FACE[family].causal:  # it shifts its labels itself, and ours are any
         logits = model(**text.padded).logits
         words = logits[text.real]
         return {"words": words, "word loss": F.cross_entropy(words, text.labels[text.real])}

@@ -20,7 +20,7 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.identity import dataset_settings
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import open_tasks
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kinds_of_families import AT_HUGGING_FACE
 
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
@@ -14,7 +15,8 @@ from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import parse_model_config
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
-MASKED, CAUSAL = ("bert", "albert", "roberta"), ("gpt", "gpt2")
+MASKED = [name for name, family in AT_HUGGING_FACE.items() if not family.causal]
+CAUSAL = [name for name, family in AT_HUGGING_FACE.items() if family.causal]
 
 
 def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7), **changes: Any) -> Path:

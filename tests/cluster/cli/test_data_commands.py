@@ -78,7 +78,7 @@ def test_stats_and_verify_accept_run_names_and_directories(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(folder)
     picture = tmp_path / "stats.png"
-    code, shown = data("stats", str(folder), "--picture", str(picture))
+    code, shown = data("stats", str(folder), "--plot", str(picture))
     assert code == 0 and "more.jsonl" in shown and "copy of another" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
     picture.unlink()

@@ -16,7 +16,7 @@ from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.families import FAMILIES, parse_model_config
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -43,7 +43,7 @@ def our_logits(checkpoint: str, config: ModelConfig, ids: list[int], token_type_
     model: Any = build_model(config, len(weights["word.weight"]))
     model.load_state_dict(weights)
     model.eval()
-    types = torch.tensor(token_type_ids) if config.family in ("bert", "albert") else None
+    types = torch.tensor(token_type_ids) if FAMILIES[config.family].has_token_types else None
     with torch.no_grad():
         return model.lm_head(model.encode(packed(torch.tensor(ids), [len(ids)], types)))
 

@@ -84,7 +84,7 @@ _LAMB = {"optimizer.name": "lamb"}
 _TASK: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/small.yaml"}]}
 _TAGS: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/tags.yaml"}]}
 _SETTINGS: dict[str, Any] = {
-    "epochs": [1.0], "batch_size": [8], "lr": [1e-3], "warmup": 0.2, "weight_decay": 0.1, "dropout": 0.3,
+    "epochs": [1.0], "batch_size": [8], "lr": [1e-3], "warmup_ratio": 0.2, "weight_decay": 0.1, "dropout": 0.3,
     "head_dropout": 0.3, "pooling": "mean", "seq_len": 48, "stride": 64, "document_context": True,
     "max_examples": 10, "max_dev_examples": 10, "report_on": "dev",
 }  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_name_that_is_a_file_is_a_sentence(run_dir: Path, recipe: Recipe) -> N
     run_dir.parent.mkdir()
     run_dir.write_text("")
     with (
-        pytest.raises(UserError, match=r"runs/a is not a folder; choose another name"),
+        pytest.raises(UserError, match=r"runs/a is not a directory; choose another name"),
         locked_run_dir(run_dir, recipe, ()),
     ):
         pass

@@ -77,7 +77,7 @@ def test_a_run_whose_data_was_copied_as_a_folder_reads_that_or_is_refused(tmp_pa
     assert not place.is_symlink() and [path.name for path in store.glob("[!.]*")] == ["work"]
 
     (tmp_path / "texts" / "new.txt").write_text("A text that was not there. It is now.")
-    refused = rf"^{place} is a folder instead of a link .* not made from the present texts .* set name="
+    refused = rf"^{place} is a directory instead of a link .* not made from the present texts .* set name="
     with pytest.raises(UserError, match=refused):
         provided(own_texts, TOKENIZER, store, place)
     (tmp_path / "texts" / "new.txt").unlink()

@@ -213,7 +213,7 @@ def test_alberts_tasks_are_fine_tuned_as_published(name: str) -> None:
         else:
             steps = round(given.epochs * ceil(examples / given.batch_size))
         rates = (given.lr, given.batch_size, given.dropout, given.head_dropout)
-        result[task.name] = (*rates, steps, round(given.warmup * steps), given.seq_len, examples)
+        result[task.name] = (*rates, steps, round(given.warmup_ratio * steps), given.seq_len, examples)
     assert result == ALBERT_TASKS
 
 

@@ -14,8 +14,8 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import open_tasks
-from multihop.eval.trials.evaluation_plan import read_results
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
+from multihop.eval.trials.plan_file import read_results
 from multihop.eval.trials.start_from import next_wave
 from multihop.eval.trials.trial import Trial, trial_key
 from multihop.pretrain.models.families import parse_model_config

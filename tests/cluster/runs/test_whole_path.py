@@ -17,7 +17,7 @@ from worker_runs import assert_same_state
 from workplace import losses, ranks_of
 
 from multihop.common.json_lines import read_rows
-from multihop.eval.statistics.words import show
+from multihop.eval.statistics.formatting import show
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.verify import newest_step, verify
 

@@ -185,7 +185,7 @@ def test_byte_order_marks_and_broken_characters_hide_no_text(tmp_path: Path) -> 
     table = evaluation_ngrams(
         EvaluationNgrams("t", str(tmp_path / "t"), evaluation_sets(config), config, CleanConfig(), None)
     )
-    assert table.facts == {"set": {"texts": 2, "too short": 0}}
+    assert table.metadata == {"set": {"texts": 2, "too short": 0}}
     assert pa.ipc.open_file(table.path).read_all().num_rows == 1
 
 
@@ -204,7 +204,7 @@ def test_a_short_evaluation_text_must_be_there_whole(tmp_path: Path, count: int,
     assert hit(tmp_path / "whole", " ".join(text), " ".join(words(2, 20) + text + words(3, 20))) == is_hit
     assert not hit(tmp_path / "but one", " ".join(text), " ".join(words(2, 20) + text[1:] + words(3, 20)))
     _, _, (table, _) = run_stage(tmp_path / "counted", {"set.txt": [" ".join(text), ""]}, [[]])
-    assert table.facts == {"set": {"texts": 1, "too short": int(not is_hit)}}
+    assert table.metadata == {"set": {"texts": 1, "too short": int(not is_hit)}}
 
 
 def test_a_smaller_ngram_may_be_requested(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_rows_are_those_of_the_split_and_sets_are_reported_by_name(tmp_path: Pat
     dropped = [np.array([0, 5, 7]), np.array([1])]
     rows, left, _ = run_stage(tmp_path, evaluation, splits, dropped)
     assert [each.tolist() for each in rows] == [[4], [9]]
-    assert left[0].facts == {
+    assert left[0].metadata == {
         "documents": 1,
         "sets": {"glue/dev": 1, "squad/dev": 1},
         "pieces": 0,
@@ -243,8 +243,8 @@ def test_a_common_phrase_is_left_alone(tmp_path: Path) -> None:
     evaluation = {"set.txt": [" ".join(phrase), " ".join(rare)]}
     rows, left, (_, common) = run_stage(tmp_path / "default", evaluation, splits)
     assert [each.tolist() for each in rows] == [[3], []]
-    assert common.facts == {"found": 16, "common": 8}
-    assert left[0].facts["documents"] == 1
+    assert common.metadata == {"found": 16, "common": 8}
+    assert left[0].metadata["documents"] == 1
     rows, _, (_, common) = run_stage(tmp_path / "none", evaluation, splits, common=None)
     assert [len(each) for each in rows] == [6, 5]
     rows, _, _ = run_stage(tmp_path / "eleven", evaluation, splits, common=11)
@@ -264,7 +264,7 @@ def test_cutting_leaves_fragments_that_are_documents_of_their_own(tmp_path: Path
     for row, fragment in zip(batch.to_pylist(), fragments, strict=True):
         expected = content_hash(fragment)[0], content_hash(document)[1], len(fragment.encode()), 0
         assert (row["first"], row["second"], row["bytes"], row["source"]) == expected
-    assert left.facts["pieces"] == 2
+    assert left.metadata["pieces"] == 2
 
 
 def spans_of(text: str, marks: str) -> np.ndarray:
@@ -356,6 +356,6 @@ def test_a_set_is_named_by_as_much_of_its_path_as_is_needed(tmp_path: Path) -> N
 def test_an_empty_table_and_an_empty_split(tmp_path: Path) -> None:
     rows, left, (table, common) = run_stage(tmp_path, {"set.txt": ["too short"]}, [[" ".join(words(1, 50))], []])
     assert [each.tolist() for each in rows] == [[], []]
-    assert [output.facts for output in left] == [{"documents": 0, "sets": {}, "pieces": 0, "named": []}] * 2
+    assert [output.metadata for output in left] == [{"documents": 0, "sets": {}, "pieces": 0, "named": []}] * 2
     assert pa.ipc.open_file(table.path).read_all().num_rows == 0
-    assert common.facts == {"found": 0, "common": 0}
+    assert common.metadata == {"found": 0, "common": 0}

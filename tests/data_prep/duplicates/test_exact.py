@@ -66,7 +66,7 @@ def test_all_but_the_first_of_equal_documents_are_found(corpus: list[list[Docume
                 expected[split].append(row)
             seen.add((first, size))
     assert [rows.tolist() for rows in dropped] == expected
-    assert sum(output.facts["copies"] for output in found) == sum(map(len, expected))
+    assert sum(output.metadata["copies"] for output in found) == sum(map(len, expected))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 1000])

@@ -54,7 +54,7 @@ def run_stage(
     signed = [sign_split(item) for item in items]
     signed_paths = [output.path for output in signed]
     work = (
-        plan_comparisons(sum(output.facts["documents"] for output in signed), band_count(config))
+        plan_comparisons(sum(output.metadata["documents"] for output in signed), band_count(config))
         if ranges is None
         else [((band,), part, ranges) for band in range(band_count(config)) for part in range(ranges)]
     )
@@ -187,9 +187,9 @@ def test_the_longest_document_of_a_cluster_is_kept_and_of_those_the_smallest_id(
     assert not set(members) & {text for kept, all_of in members.items() for text in all_of if text != kept}
     for kept, all_of in members.items():
         assert kept == min(all_of, key=lambda text: (-len(text.encode()), content_hash(text)[0]))
-    facts = {"clusters": len(members), "dropped": len(rows), "largest": max(map(len, members.values()))}
+    metadata = {"clusters": len(members), "dropped": len(rows), "largest": max(map(len, members.values()))}
     dropped_bytes = sum(len(text) for kept, all_of in members.items() for text in all_of if text != kept)
-    assert clusters.facts == facts | {"dropped_bytes": dropped_bytes}
+    assert clusters.metadata == metadata | {"dropped_bytes": dropped_bytes}
     assert len(members) == 30
 
 
@@ -220,7 +220,7 @@ def test_outputs_have_the_same_bytes_whoever_makes_them_and_stay(tmp_path: Path)
     again, clusters_again = run_stage(tmp_path / "b", splits, ranges=2, backwards=True)
 
     def told(outputs: Iterable[Output]) -> list[tuple[str, str, Any]]:
-        return sorted((output.key, output.sha256, output.facts) for output in outputs)
+        return sorted((output.key, output.sha256, output.metadata) for output in outputs)
 
     assert told([*outputs, clusters]) == told([*again, clusters_again])
     before = {output.path: Path(output.path).stat().st_ino for output in [*outputs, clusters]}
@@ -269,7 +269,7 @@ def test_what_pairs_join_is_a_cluster(
     found = {row["split"] * 20 + row["row"]: row["kept_split"] * 20 + row["kept_row"] for row in rows}
     assert found == expected
     sizes = [len(members) for members in clusters if len(members) > 1]
-    assert (made.facts["clusters"], made.facts["largest"]) == (len(sizes), max(sizes, default=0))
+    assert (made.metadata["clusters"], made.metadata["largest"]) == (len(sizes), max(sizes, default=0))
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +314,7 @@ def test_nothing_to_drop_and_nothing_at_all(tmp_path: Path) -> None:
     nothing = {"clusters": 0, "dropped": 0, "dropped_bytes": 0, "largest": 0}
     for name, splits in {"different": [different], "empty": [[], []], "no words": [["-"] * 5]}.items():
         _, clusters = run_stage(tmp_path / name, splits)
-        assert clusters.facts == nothing
+        assert clusters.metadata == nothing
         assert [rows.tolist() for rows in dropped_rows(clusters.path, len(splits))] == [[] for _ in splits]
 
 
@@ -324,7 +324,7 @@ def test_a_large_group_is_compared_with_leaders(tmp_path: Path, monkeypatch: pyt
     texts = [" ".join([*edited(rng, template, 3), f"page{number}"]) for number in range(300)]
     splits = into(texts, 3)
     _, clusters = run_stage(tmp_path / "leaders", splits)
-    assert clusters.facts["largest"] == 300
+    assert clusters.metadata["largest"] == 300
     kept = kept_texts(splits, clusters)
     monkeypatch.setattr(near_duplicates, "_CHUNK", 32)  # leaders are carried from chunk to chunk
     _, clusters = run_stage(tmp_path / "chunks", splits)
@@ -346,8 +346,8 @@ def test_a_group_of_documents_that_are_not_alike_is_not_compared_for_ever(
     texts += [text + " copy" for text in texts[:10]]
     config = NearDuplicatesConfig(bands=128)
     _, clusters = run_stage(tmp_path, [texts], config=config)
-    assert clusters.facts["largest"] == 2
-    assert 1 <= clusters.facts["dropped"] <= 10
+    assert clusters.metadata["largest"] == 2
+    assert 1 <= clusters.metadata["dropped"] <= 10
 
 
 def test_the_threshold_decides(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_the_threshold_decides(tmp_path: Path) -> None:
     for threshold, largest in ((0.5, 2), (0.9, 0)):
         config = NearDuplicatesConfig(threshold=threshold)
         _, clusters = run_stage(tmp_path / str(threshold), [texts], config=config)
-        assert clusters.facts["largest"] == largest
+        assert clusters.metadata["largest"] == largest
 
 
 @pytest.mark.parametrize("documents", [0, 1, 60_000, 70_000, 2**20, 2**24 + 1])

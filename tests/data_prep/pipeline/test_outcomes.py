@@ -17,11 +17,11 @@ from multihop.data_prep.reading.sources import FileRange, InputFile
 from multihop.data_prep.stages.outputs import Output
 
 
-def read_of(names: list[str], facts: Callable[[int], dict[str, Any]]) -> tuple[list[list[FileRange]], list[Output]]:
-    """Files of one part each, and what reading them gave: `facts` of a number beside "nothing was bad"."""
+def read_of(names: list[str], metadata: Callable[[int], dict[str, Any]]) -> tuple[list[list[FileRange]], list[Output]]:
+    """Files of one part each, and what reading them gave: `metadata` of a number beside "nothing was bad"."""
     files = [InputFile(name, f"/{name}", 0, "text", "jsonl", "", 100, 1) for name in names]
     nothing = {"documents": 100, "places": 130, "unreadable": None, "filtered": {}, "bad": {}, "named": []}
-    read = [Output("", "", "", {"parts": [nothing | facts(number)]}) for number in range(len(files))]
+    read = [Output("", "", "", {"parts": [nothing | metadata(number)]}) for number in range(len(files))]
     return [[FileRange(file, 0, file.size)] for file in files], read
 
 

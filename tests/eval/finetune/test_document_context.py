@@ -20,7 +20,7 @@ from multihop.eval.tasks.columns import tagged_examples
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Example, Task
 from multihop.eval.trials.check import check_settings
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.pretrain.models.config import ModelConfig
 

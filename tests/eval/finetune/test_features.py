@@ -26,7 +26,7 @@ from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.engine.inputs import on_device

@@ -18,7 +18,7 @@ from multihop.eval.inference.attention_map import attending, attention_map
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation, translate
 from multihop.eval.report.attention_picture import draw_map
-from multihop.eval.report.figures import as_png
+from multihop.eval.report.plot_style import as_png
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.families import parse_model_config

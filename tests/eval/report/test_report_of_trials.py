@@ -8,7 +8,7 @@ from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import RECIPE, predict, read_report, report_row, report_rows, reported_run
 
-from multihop.eval.report.pictures import learning_curves
+from multihop.eval.report.plots import learning_curves
 from multihop.eval.report.run_report import write_report
 
 
@@ -167,7 +167,7 @@ def test_a_task_has_its_settings_grid_published_scores_pictures_and_errors(tmp_p
     ]
     assert parsed.tables["confusion"][1:] == [["bad", "18", "2"], ["good", "2", "18"]]
     assert [line[-1] for line in parsed.tables["errors"][1:]] == ["0.90", "0.60"]
-    assert "judged by 40 test examples and 3 + 3 seeds" in html and "12 trials took 12 min 0 s in all" in html
+    assert "based on 40 test examples and 3 + 3 seeds" in html and "12 trials took 12 min 0 s in all" in html
     assert html.count("<svg") == 4 and "The accuracy by the pretraining step" in html
     for text in (html, markdown):
         assert "settings, pretrained" in text and "BERT-tiny" in text and "largest class" in text

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from multihop.eval.statistics import difference
 from multihop.eval.statistics.difference import difference_of_examples, difference_of_seeds, holm
-from multihop.eval.statistics.words import amount, basis, sentence
+from multihop.eval.statistics.formatting import amount, basis, sentence
 
 Float = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multihop.eval.statistics.formatting import show, spread
 from multihop.eval.statistics.verdict import Verdict, task_results, verdicts
-from multihop.eval.statistics.words import show, spread
 
 NOWHERE = Path("/nonexistent")
 
@@ -67,7 +67,7 @@ def test_swapping_the_sides_swaps_the_verdict_and_so_does_a_metric_that_is_bette
 def test_what_a_verdict_rests_on_is_reported_in_words() -> None:
     helped = judged([0.9, 0.92, 0.88], [0.5, 0.6, 0.55]).sentence
     assert "accuracy 0.900 with pretraining, 0.550 without; better with pretraining by 35.0 points [" in helped
-    assert "judged by the seeds alone, without files of predictions" in helped
+    assert "based on the seeds alone, without files of predictions" in helped
     assert "worse with pretraining by 35.0 points [" in judged([0.5, 0.6, 0.55], [0.9, 0.92, 0.88]).sentence
     assert "the difference is not significant (1.0 points [" in judged([0.5, 0.8], [0.6, 0.68]).sentence
     assert "at least two seeds on each side are needed" in judged([0.9], [0.1, 0.2]).sentence
@@ -82,7 +82,7 @@ def test_files_of_predictions_bring_the_test_examples_in(tmp_path: Path) -> None
             table = [[float(i < right), 1.0] for i in range(24)]
             (folder / f"{init}{seed}.json").write_text(json.dumps({"statistics": table, "targets": [0] * 24}))
     few = judged([20 / 24] * 2, [18 / 24] * 2, tmp_path)
-    assert few.outcome == "inconclusive" and "judged by 24 test examples and 2 + 2 seeds" in few.sentence
+    assert few.outcome == "inconclusive" and "based on 24 test examples and 2 + 2 seeds" in few.sentence
     assert "the difference is not significant (8.3 points [-" in few.sentence
     alone = judged([0.83, 0.835, 0.825], [0.75, 0.755, 0.745])
     assert alone.outcome == "helped", "the seeds do not know how few examples there are"

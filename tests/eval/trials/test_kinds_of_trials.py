@@ -18,10 +18,10 @@ from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_run
 from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.check import check_tasks
-from multihop.eval.trials.plan import plan_trials
-from multihop.eval.trials.predictions import write_predictions
+from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import Trial
+from multihop.eval.trials.write_predictions import write_predictions
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.models.config import ModelConfig
 

@@ -14,8 +14,8 @@ from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import TaskSource, load_task, open_tasks
 from multihop.eval.trials.check import check_start_from
-from multihop.eval.trials.evaluation_plan import make_plan
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
+from multihop.eval.trials.plan_file import make_plan
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.start_from import Wave, next_wave, remove_unneeded
 from multihop.eval.trials.trial import Trial, failed_row, hyperparameters, trial_key, weights_file
@@ -80,7 +80,7 @@ def test_others_run_first_then_each_start_and_seed_from_its_chosen_trial(section
     trials = plan(section)
     first = next_wave(trials, [])
     assert names(first.trials) == {"large", "other"} and len(first.trials) == 12 and not first.failed
-    # Each start is judged by itself: the random one is better at the lower rate.
+    # Each initialization is judged by itself: the random one is better at the lower rate.
     rows = [outcome(t, dev=-hyperparameters(t)["lr"] if t.init == "random" else None) for t in first.trials]
     assert next_wave(trials, rows[:-1]).trials == first.trials[-1:]
     second = next_wave(trials, rows)

@@ -21,7 +21,7 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest, of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import Trial, failed_row, trial_key
 from multihop.pretrain.models.config import ModelConfig
@@ -73,7 +73,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
         replace(TRIAL, model={**TRIAL.model, "preset": "bert-tiny"}, described={"notes": "n"}),
         Trial(**json.loads(json.dumps(asdict(TRIAL)))),
     ]
-    others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup": 0.5, "weight_decay": 0.5, "report_on": "dev"}
+    others: dict[str, Any] = {"epochs": 9.0, "lr": 9.0, "warmup_ratio": 0.5, "weight_decay": 0.5, "report_on": "dev"}
     others |= {"dropout": 0.5, "head_dropout": 0.5}
     others |= dict.fromkeys(("max_examples", "max_dev_examples", "batch_size", "seq_len", "stride"), 9)
     others |= {"document_context": True, "features": {"layers": [-1]}, "pooling": "mean"}

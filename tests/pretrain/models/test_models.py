@@ -149,7 +149,7 @@ def test_who_sees_what(family: str) -> None:
     changed[10:] = (changed[10:] + 1) % 100
     one, other = (model.encode(packed(text, [20])) for text in (ids, changed))
     assert not torch.allclose(one[10:], other[10:])
-    if family in ("gpt", "gpt2"):
+    if TEXT_FAMILIES[family].causal:
         torch.testing.assert_close(one[:10], other[:10])
     else:
         assert not torch.allclose(one[:10], other[:10], atol=1e-3)
@@ -161,10 +161,10 @@ def test_the_losses_are_those_of_all_logits(family: str) -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = sum(lengths)
     ids = torch.randint(5, 100, (tokens,), generator=generator)
-    text = packed(ids, lengths, torch.arange(tokens) % 2 if family in ("bert", "albert") else None)
+    text = packed(ids, lengths, torch.arange(tokens) % 2 if TEXT_FAMILIES[family].has_token_types else None)
     hidden = model.encode(text)
     logits = model.lm_head(hidden)
-    if family in ("gpt", "gpt2"):
+    if TEXT_FAMILIES[family].causal:
         wanted = torch.randint(5, 100, (tokens,), generator=generator)
         sums = model(text, labels=wanted)
     else:

@@ -48,7 +48,7 @@ def settings_of(family: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def data(bert_data: Path, gpt2_data: Path) -> Data:
-    return lambda family: gpt2_data if family in ("gpt", "gpt2") else bert_data
+    return lambda family: gpt2_data if AT_HUGGING_FACE[family].causal else bert_data
 
 
 @pytest.fixture(scope="module")

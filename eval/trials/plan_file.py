@@ -66,7 +66,7 @@ def make_plan(trials: Sequence[Trial], rows: Sequence[Row], config: EvalConfig, 
     """Return the plan of an evaluation, as far as its keys are known.
 
     Args:
-        trials: trials from `multihop.eval.trials.plan.plan_trials`.
+        trials: trials from `multihop.eval.trials.list_trials.plan_trials`.
         rows: all rows of results.jsonl.
         config: the recipe's `eval` section.
         examples: key of the examples; None if there are none.

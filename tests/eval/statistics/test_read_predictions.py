@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from multihop.common.errors import UserError
-from multihop.eval.statistics.predictions import read_predictions, read_statistics
-from multihop.eval.trials.predictions import write_predictions
+from multihop.eval.statistics.read_predictions import read_predictions, read_statistics
+from multihop.eval.trials.write_predictions import write_predictions
 
 
 def write(run_dir: Path, key: str, content: Any) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from multihop.eval.config import EvalConfig
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.report.compared_runs import read_run
 from multihop.eval.report.run_report import write_report
-from multihop.eval.statistics.words import spread
+from multihop.eval.statistics.formatting import spread
 from multihop.eval.tasks.known_tasks import open_tasks
-from multihop.eval.trials.evaluation_plan import PLAN, RESULTS, make_plan, read_results, write_plan
-from multihop.eval.trials.plan import plan_trials
+from multihop.eval.trials.list_trials import plan_trials
+from multihop.eval.trials.plan_file import PLAN, RESULTS, make_plan, read_results, write_plan
 from multihop.eval.trials.start_from import next_wave
 from multihop.eval.trials.trial import Trial, failed_row
 from multihop.pretrain.models.families import parse_model_config

@@ -6,26 +6,26 @@ from typing import Any
 
 from multihop.eval.report.render import TemplateContext
 from multihop.eval.report.task_section import metric_label, reported_on, task_section
+from multihop.eval.statistics.formatting import amount, show, spread
 from multihop.eval.statistics.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
-from multihop.eval.statistics.words import amount, show, spread
 from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import UNTRAINED
-from multihop.eval.trials.evaluation_plan import Results
+from multihop.eval.trials.plan_file import Results
 from multihop.pretrain.models.families import FAMILIES
 
 _IN_WORDS = {"helped": "helped on {}", "did not help": "did not help on {}", "inconclusive": "was inconclusive on {}"}
 _FINE_TUNED = (
-    "All starts are fine-tuned with the same grid of settings; each is judged at the settings with its best median "
-    "development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap of the "
-    "test examples and the spread over the seeds (Student's t). "
+    "All initializations are fine-tuned with the same grid of settings; each is judged at the settings with its best "
+    "median development score. Differences are of the means over the seeds, with 95 % intervals by a paired bootstrap "
+    "of the test examples and the spread over the seeds (Student's t). "
 )
 _AS_THEY_ARE = "Differences have 95 % intervals by a paired bootstrap of the test examples. "
 _HOLM = (
-    "A verdict needs p ≤ 0.05 after Holm's correction for the number of tasks. All trials share one {start} model: "
+    "A verdict needs p ≤ 0.05 after Holm's correction for the number of tasks. All trials share one {trained} model: "
     "another seed of the {training} is not covered."
 )
-_ONE_START = (
-    "With eval.inits: [{starts}] alone there is nothing to compare with: the report does not say whether {training} "
+_ONE_INIT = (
+    "With eval.inits: [{inits}] alone there is nothing to compare with: the report does not say whether {training} "
     "helped."
 )
 _CONTINUED = (
@@ -34,12 +34,12 @@ _CONTINUED = (
 )
 _TABLE_NOTE = (
     "Scores of the epoch with the best development score, at the chosen settings: median [minimum to maximum] over the "
-    "seeds. Difference: of the means, with its 95 % interval. Trials: {start} + random weights, at the chosen "
+    "seeds. Difference: of the means, with its 95 % interval. Trials: {trained} + random weights, at the chosen "
     "settings."
 )
 
 
-def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> TemplateContext:
+def results_context(reported: Results, recipe: dict[str, Any], run_dir: Path) -> TemplateContext:
     """The trials, for the template.
 
     Args:
@@ -52,15 +52,15 @@ def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> T
     model = {} if section.get("checkpoint") else recipe.get("model") or {}
     tasks = [task_name(item if isinstance(item, str) else item["name"]) for item in section.get("tasks") or []]
     results = task_results(reported.rows, run_dir, reported.earlier)
-    starts = section.get("inits", ["pretrained", "random"])
-    with_random, with_parent = ({"pretrained", init} <= {*starts} for init in ("random", "parent"))
+    inits = section.get("inits", ["pretrained", "random"])
+    with_random, with_parent = ({"pretrained", init} <= {*inits} for init in ("random", "parent"))
     random_verdicts = verdicts(results) if with_random else []
     parent_verdicts = verdicts(against_parent(results), continued=True) if with_parent else []
     family = FAMILIES.get(str(model.get("family")))
     translates = family is not None and family.translates
-    training, start = training_of(translates), "trained" if translates else "pretrained"
+    training, trained = training_of(translates), "trained" if translates else "pretrained"
     step = next((row["checkpoint_step"] for row in reported.rows if row["init"] == "pretrained"), None)
-    of_step = "" if step is None else f" {start.capitalize()}: the checkpoint of step {step:,}."
+    of_step = "" if step is None else f" {trained.capitalize()}: the checkpoint of step {step:,}."
     method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED
     sentences = [helped(random_verdicts, tasks, training)] if with_random or not tasks else []
     if tasks and with_parent:
@@ -69,19 +69,19 @@ def results_facts(reported: Results, recipe: dict[str, Any], run_dir: Path) -> T
         sentences.append(_CONTINUED.format(training=training))
     return {
         "training": training,
-        "start": start,
-        "helped": " ".join(sentences) or _ONE_START.format(starts=", ".join(starts), training=training),
+        "trained": trained,
+        "helped": " ".join(sentences) or _ONE_INIT.format(inits=", ".join(inits), training=training),
         "questions": [
             (f"Did {what} help?", list(zip(results, answers, strict=True)))
             for what, answers in ((training, random_verdicts), (f"continued {training}", parent_verdicts))
             if answers
         ],
         "with_parent": with_parent,
-        "method": method + _HOLM.format(start=start, training=training),
+        "method": method + _HOLM.format(trained=trained, training=training),
         "missing": [task for task in tasks if task not in {result.task for result in results}],
         "unfinished": reported.unfinished,
         "results": [_line(result) for result in results],
-        "table_note": _TABLE_NOTE.format(start=f"{start} + parent" if with_parent else start) + of_step,
+        "table_note": _TABLE_NOTE.format(trained=f"{trained} + parent" if with_parent else trained) + of_step,
         "sections": [task_section(result, model, run_dir) for result in results],
         "failed": [row for row in reported.rows if row["status"] != "ok"],
     }
@@ -105,7 +105,7 @@ def helped(of_tasks: Sequence[Verdict], tasks: Sequence[str], training: str) -> 
     return f"Of {total}, {training} {' and '.join(parts)}."
 
 
-def _start(result: TaskResult) -> str:
+def _initial_weights(result: TaskResult) -> str:
     """A note on the weights that trials start from; empty if they are not another task's."""
     source = result.first.get("start_from")
     return f"trials start from the weights that were fine-tuned on {source}" if source else ""
@@ -114,7 +114,7 @@ def _start(result: TaskResult) -> str:
 def _line(result: TaskResult) -> dict[str, str]:
     """The cells of a result's row in the table."""
     best = result.best
-    starts = [result.pretrained, *([result.parent] if result.parent else []), result.random]
+    choices = [result.pretrained, *([result.parent] if result.parent else []), result.random]
     examples = reported_on(result)
     metric = metric_label(result.first)
     return {
@@ -126,10 +126,10 @@ def _line(result: TaskResult) -> dict[str, str]:
         "parent_difference": amount(result.parent_difference, result.metric) if result.parent_difference else "none",
         "random": spread(result.values("random")),
         "difference": amount(result.difference, result.metric) if result.difference else "none",
-        "trials": "+".join(str(len(choice.chosen.rows) if choice else 0) for choice in starts)
+        "trials": "+".join(str(len(choice.chosen.rows) if choice else 0) for choice in choices)
         + " / "
-        + "+".join(str(choice.chosen.failed if choice else 0) for choice in starts),
+        + "+".join(str(choice.chosen.failed if choice else 0) for choice in choices),
         "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
         "source": str(result.first["source"]),
-        "notes": "; ".join(note for note in (str(result.first["notes"]), _start(result)) if note),
+        "notes": "; ".join(note for note in (str(result.first["notes"]), _initial_weights(result)) if note),
     }

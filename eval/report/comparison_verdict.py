@@ -9,7 +9,7 @@ from multihop.eval.report.compared_runs import ComparedRun, comparable
 from multihop.eval.report.differences import METHOD, Outcome, RunDifference
 from multihop.eval.report.render import TemplateContext
 from multihop.eval.statistics.difference import SIGNIFICANT, difference_of_seeds, holm
-from multihop.eval.statistics.words import amount, show
+from multihop.eval.statistics.formatting import amount, show
 from multihop.eval.tasks.task import UNTRAINED
 
 _EQUAL = (
@@ -22,7 +22,7 @@ _ONE_SEED = (
 )
 
 
-def verdict_facts(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> TemplateContext:
+def verdict_context(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> TemplateContext:
     """The verdict, for the template.
 
     Args:
@@ -55,7 +55,7 @@ def _on_tasks(runs: Sequence[ComparedRun], differences: Sequence[RunDifference])
     most = max(lead.values())
     if most <= 0:
         lost = [name for name, wins in lead.items() if wins < 0]
-        rest = f"on more tasks worse than better: {_listed(lost)}" if lost else "each is as often better as worse"
+        rest = f"worse on more tasks than better: {_listed(lost)}" if lost else "each is better as often as worse"
         return [f"Tasks: no other run beats {first} on {tasks}; {rest}."]
     winners = [name for name, wins in lead.items() if wins == most]
     of_winner = [each for each in significant if each.names[1] == winners[0]]
@@ -130,7 +130,7 @@ def _limits(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -
         for number in each.difference.seeds
     ]
     if seeds:
-        limits.append(f"A score is of {_range(seeds)} of fine-tuning.")
+        limits.append(f"Each score is over {_range(seeds)} of fine-tuning.")
     trained = [max(1, len(run.seeds)) for run in runs]
     limits.append(_ONE_SEED if max(trained) == 1 else f"A run was trained with {_range(trained)}.")
     if any(each.outcome == "no significant difference" for each in differences):

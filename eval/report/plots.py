@@ -1,4 +1,4 @@
-"""The pictures of reports, drawn in the style of `multihop.eval.report.figures`.
+"""The pictures of reports, drawn in the style of `multihop.eval.report.plot_style`.
 
 A function that takes colours returns a figure, which the caller encodes as a PNG or for a page. Pictures that a page
 alone has are returned as SVG.
@@ -10,7 +10,7 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from multihop.eval.report.figures import (
+from multihop.eval.report.plot_style import (
     LABEL_SIZE,
     LINE_WIDTH,
     MARKER_SIZE,
@@ -61,7 +61,7 @@ class Picture:
         """The picture on white."""
         return as_png(self.draw(PAPER))
 
-    def facts(self) -> dict[str, Any]:
+    def context(self) -> dict[str, Any]:
         """What templates need of it."""
         svg = as_svg(self.draw(PAGE), self.file, self.alt)
         return {"file": self.file, "alt": self.alt, "caption": self.caption, "svg": svg}
@@ -80,7 +80,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scores:
-    """A task's scores of several runs over the seeds, from both starts; empty for a run without results."""
+    """A task's scores of several runs over the seeds, from both initializations; empty for a run without results."""
 
     title: str
     pretrained: Sequence[Sequence[float]]
@@ -121,26 +121,26 @@ def draw_by_step(colours: Colours, panels: Mapping[str, Points]) -> "Figure":
     return figure
 
 
-def learning_curves(name: str, title: str, alt: str, starts: Mapping[str, Sequence[Points]]) -> str:
+def learning_curves(name: str, title: str, alt: str, inits: Mapping[str, Sequence[Points]]) -> str:
     """One value by step of each trial.
 
     Args:
         name: of the picture, unique on its page.
         title: of the vertical axis.
         alt: what the picture shows.
-        starts: "pretrained", "parent" and "random weights" -> the (step, value) points of each of its trials.
+        inits: "pretrained", "parent" and "random weights" -> the (step, value) points of each of its trials.
     """
     figure, axes = _small_figure("step of fine-tuning", title)
-    for start, trials in starts.items():
-        number, dashes = _INITS[start]
+    for init, trials in inits.items():
+        number, dashes = _INITS[init]
         for trial, points in enumerate(trials):
             steps, means, _, _ = _thinned(points)
-            label = "_" * (trial > 0) + start
+            label = "_" * (trial > 0) + init
             axes.plot(
                 steps, means, color=PAGE.series[number], linestyle=dashes, linewidth=LINE_WIDTH, label=label,
                 **_marked(steps),
             )  # fmt: skip
-    legend(axes, PAGE, above=True, columns=len(starts))
+    legend(axes, PAGE, above=True, columns=len(inits))
     return as_svg(figure, name, alt)
 
 

@@ -62,7 +62,7 @@ def sentence(
 def basis(difference: Difference) -> str:
     """Describe what a difference was computed from: the number of test examples, and of seeds."""
     if difference.examples is None:
-        return "judged by the seeds alone, without files of predictions: the choice of test examples is not covered"
+        return "based on the seeds alone, without files of predictions: the choice of test examples is not covered"
     if min(difference.seeds) < 2:
-        return f"judged by {difference.examples:,} test examples alone: one seed does not show the spread over seeds"
-    return f"judged by {difference.examples:,} test examples and {difference.seeds[0]} + {difference.seeds[1]} seeds"
+        return f"based on {difference.examples:,} test examples alone: one seed does not show the spread over seeds"
+    return f"based on {difference.examples:,} test examples and {difference.seeds[0]} + {difference.seeds[1]} seeds"
