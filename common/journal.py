@@ -165,7 +165,7 @@ class _Segment:
     def of(cls, name: str) -> "_Segment":
         match = _NAME.fullmatch(name)
         if match is None:
-            raise UserError(f"{name} is not a segment of a journal; remove it from the run's folder `journal`")
+            raise UserError(f"{name} is not a segment of a journal; remove it from the run's directory `journal`")
         first = int(match["first"])
         return cls(int(match["launch"]), first, int(match["last"] or first), match["file"])
 

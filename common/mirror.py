@@ -111,7 +111,7 @@ def _listing(remote: Folder) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path} is damaged; remove {remote.location}: it is copied again")
     for name, entry in files.items():
         if not (_NAME.fullmatch(name) and _HASH.fullmatch(str(entry.get("sha256"))) and type(entry["bytes"]) is int):
-            raise UserError(f"{path} has an entry that is not one of a copied folder: {name[:80]}")
+            raise UserError(f"{path} has an entry that is not one of a copied directory: {name[:80]}")
     return files
 
 

@@ -262,7 +262,7 @@ def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
         )
     if scheme != "s3" or not _BUCKET_NAME.fullmatch(bucket_name):
         shown = f"s3://{'…' if bucket_name else ''}" if scheme == "s3" else location
-        raise UserError(f"{shown} is not a location that can be written to; give a folder or s3://BUCKET/PREFIX")
+        raise UserError(f"{shown} is not a location that can be written to; give a directory or s3://BUCKET/PREFIX")
     return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, key))
 
 

@@ -305,7 +305,7 @@ class DataConfig(Section):
     decontaminate: Annotated[DecontaminateConfig | None, DATA] = None
     """Removal of evaluation texts; null: do not compare with them."""
     shuffle_window_shards: Annotated[int | None, ORDER] = Field(default=None, ge=1, exclude_if=_is_default)
-    """Number of shards of 256 MB that are drawn at a time in each epoch, and whose samples are shuffled among
+    """Number of shards of 256 MiB that are drawn at a time in each epoch, and whose samples are shuffled among
     themselves; null: all. With it, nodes that share only an object store fetch shards while training goes on."""
 
     @model_validator(mode="after")

@@ -208,7 +208,7 @@ class CheckpointConfig(Section):
     @classmethod
     def _is_location(cls, location: str | None) -> str | None:
         if location is not None and re.match(r"\w+:", location) and not re.match(r"s3://[^/]", location):
-            raise UserError(f"{location!r} cannot hold checkpoints; give a folder or s3://BUCKET/PREFIX")
+            raise UserError(f"{location!r} cannot hold checkpoints; give a directory or s3://BUCKET/PREFIX")
         return location
 
 

@@ -1,13 +1,13 @@
-"""Environment variables from the launcher to the ranks. Imports nothing, because Ray actors read it too."""
+"""Environment variables from the driver to the ranks. Imports nothing, because Ray actors read it too."""
 
 SECRET = "MULTIHOP_RENDEZVOUS_SECRET"
-"""The secret by which the ranks of a start recognize each other, in hex."""
+"""The secret by which the ranks of a launch recognize each other, in hex."""
 SUPERVISED = "MULTIHOP_SUPERVISED"
 """Set where ranks that end are restarted, unless they say that a restart is useless."""
 MLFLOW_RUN_ID = "MULTIHOP_MLFLOW_RUN_ID"
 """MLflow's id of the run, which checkpoints record."""
 TIMES = "MULTIHOP_TIMES"
-"""JSON object with times of this start, in seconds since 1970: `last_row`, the last row of metrics before it; `ended`,
+"""JSON object with times of this launch, in seconds since 1970: `last_row`, the last row of metrics before it; `ended`,
 when the end of the previous ranks was noticed; `requested`, when these ranks were requested; `placed`, when all of them
 were placed."""
 REMOTE_RUN = "MULTIHOP_REMOTE_RUN"

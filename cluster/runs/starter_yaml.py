@@ -94,8 +94,8 @@ def summary(starter: Starter) -> str:
     """Return the choices on one line."""
     return (
         f"{'GPT-2' if starter.causal else 'BERT'} with {starter.layers} layers of width {starter.hidden} "
-        f"({_short(starter.parameters)} parameters), vocabulary {starter.vocab_size:,}; {starter.steps:,} steps of "
-        f"{starter.batch} x {starter.seq_len} tokens, about {_duration(starter.hours)}"
+        f"({_short(starter.parameters)} parameters without positions and heads), vocabulary {starter.vocab_size:,}; "
+        f"{starter.steps:,} steps of {starter.batch} x {starter.seq_len} tokens, about {_duration(starter.hours)}"
     )
 
 

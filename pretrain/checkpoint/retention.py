@@ -28,25 +28,25 @@ _UNNAMED = re.compile(
 
 
 def run_of(name: str | None) -> str | None:
-    """The part of a run's id, or of an attempt's name, that the names of its files contain."""
+    """The part of a run's id, or of a launch's name, that the names of its files contain."""
     return name.partition("-")[0][:8] if name is not None else None
 
 
-def sweep(checkpoints: str, resume_from: int | None, attempt: str) -> list[str]:
+def sweep(checkpoints: str, resume_from: int | None, launch: str) -> list[str]:
     """Clean up before a run starts (rank 0); returns a sentence for everything done or left alone.
 
     Removes the run's files from folders that were never committed, and from committed ones the files of other starts
     than the one that committed them. Committed folders newer than `resume_from` did not verify: the run's own are
     renamed, because their steps will be saved again, and kept for inspection.
     """
-    log_lines, is_own = [], _own(checkpoints, run_of(attempt))
+    log_lines, is_own = [], _own(checkpoints, run_of(launch))
     for step, kind in _steps(checkpoints):
         folder = open_folder(folder_of_step(checkpoints, step))
         name = folder.location.rsplit("/", 1)[-1]
         if kind != "folder":
             in_the_way = resume_from is None or step > resume_from
             log_lines.append(
-                f"left {name} alone, which is a {kind} and not a folder"
+                f"left {name} alone, which is a {kind} and not a directory"
                 + (f": no checkpoint of step {step} can be saved until it is moved away" if in_the_way else "")
             )
         elif folder.size(MANIFEST) is None:
@@ -59,7 +59,7 @@ def sweep(checkpoints: str, resume_from: int | None, attempt: str) -> list[str]:
         elif resume_from is not None and step <= resume_from:
             _remove_strays(folder, is_own)
         elif _is_own_checkpoint(folder, is_own):
-            aside = f"{name}.damaged-{attempt.rpartition('-')[2]}"
+            aside = f"{name}.damaged-{launch.rpartition('-')[2]}"
             folder.move_to(open_folder(checkpoints).child(aside))
             log_lines.append(f"renamed {name}, which does not verify, to {aside}")
         else:
@@ -91,7 +91,9 @@ def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | N
             continue
         name = folder.location.rsplit("/", 1)[-1]
         if kind != "folder":
-            left_alone.append(f"left {name} alone, which is older than what is kept: it is a {kind} and not a folder")
+            left_alone.append(
+                f"left {name} alone, which is older than what is kept: it is a {kind} and not a directory"
+            )
         elif folder.size(MANIFEST) is not None and not _is_own_checkpoint(folder, is_own):
             left_alone.append(f"left {name} alone, which is older than what is kept: it was not written by this run")
         else:

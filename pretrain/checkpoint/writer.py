@@ -103,7 +103,7 @@ class CheckpointWriter:
         checkpoints: str,
         rank: int,
         world_size: int,
-        attempt: str,
+        launch: str,
         keep: int,
         keep_every: int | None = None,
         before_commit: Callable[[], object] = lambda: None,
@@ -111,8 +111,8 @@ class CheckpointWriter:
         """Nothing is written yet.
 
         Args:
-            attempt: RUN-START, the first digits of the run's id and of this start's: the same on all ranks, and in
-                the names of all files, so that a rank of an earlier start that is still writing replaces nothing.
+            launch: RUN-LAUNCH, the first digits of the run's id and of this launch's: the same on all ranks, and in
+                the names of all files, so that a rank of an earlier launch that is still writing replaces nothing.
             keep: The number of newest checkpoints that are kept.
             keep_every: Checkpoints of steps that are multiples of this are kept for good.
             before_commit: Called by rank 0's thread; the save fails if it raises an OSError.
@@ -121,9 +121,9 @@ class CheckpointWriter:
         """Seconds for which the last save() stopped training to copy the slices."""
         self.last_wait_s = 0.0
         """Seconds for which the last save() waited for the previous one before that."""
-        assert re.fullmatch(r"[0-9A-Za-z_-]+", attempt)
+        assert re.fullmatch(r"[0-9A-Za-z_-]+", launch)
         self._checkpoints = checkpoints
-        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        self._rank, self._world_size, self._launch = rank, world_size, launch
         self._keep, self._keep_every, self._before_commit = keep, keep_every, before_commit
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -177,7 +177,7 @@ class CheckpointWriter:
     def _remove_old(self) -> list[str]:
         """Remove old checkpoints; returns sentences to log. A removal that fails is tried again after the next save."""
         try:
-            return remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._attempt))
+            return remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._launch))
         except OSError as error:
             return [
                 f"could not remove older checkpoints from {self._checkpoints} ({error_reason(error)}); tries again at "
@@ -193,7 +193,7 @@ class CheckpointWriter:
             return  # this start took no step: a committed checkpoint is never overwritten
         kinds, slices = in_order(self._snapshot.tensors, manifest.parameters)
         entry = self._write_file(folder, f"{self._name(self._rank)}.safetensors")
-        content = {"attempt": self._attempt, "kinds": kinds, "slices": slices, **entry.model_dump()}
+        content = {"launch": self._launch, "kinds": kinds, "slices": slices, **entry.model_dump()}
         folder.write_atomically(f"{self._name(self._rank)}.done", canonical_json(content))
         if self._rank == 0:
             self._commit(folder, manifest)
@@ -236,7 +236,7 @@ class CheckpointWriter:
 
     def _read_part(self, folder: Folder, name: str) -> _Part:
         content = json.loads(folder.read_bytes(name, _MAX_PART_BYTES))
-        assert content.pop("attempt") == self._attempt, "the file's name says so"
+        assert content.pop("launch") == self._launch, "the file's name says so"
         kinds, slices = content.pop("kinds"), content.pop("slices")
         return _Part(CheckpointFile.model_validate(content), kinds, slices)
 
@@ -247,7 +247,7 @@ class CheckpointWriter:
         except ValueError as error:
             raise FileExistsError(f"{error}; it is kept, move it away") from None
         alike = ("step", "tokens", "updates", "parameters", "data_fingerprint")
-        if run_of(committed.run) != run_of(self._attempt) and any(
+        if run_of(committed.run) != run_of(self._launch) and any(
             getattr(committed, each) != getattr(manifest, each) for each in alike
         ):
             raise FileExistsError("another run's checkpoint has that name and is kept; move it away")
@@ -273,7 +273,7 @@ class CheckpointWriter:
         return CheckpointFile(file=name, bytes=size, sha256=digest.hexdigest())
 
     def _name(self, rank: int) -> str:
-        return f"rank-{rank:04d}.{self._attempt}"
+        return f"rank-{rank:04d}.{self._launch}"
 
 
 def _kinds_of(parts: list[_Part]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Where nodes share only an object store and samples are shuffled by windows of shards (see
 `multihop.pretrain.data.shard_windows`), a node has only the shards that its ranks' steps need, and those of the next
-windows. Ranks write the shards that they need to `WANTED` in the run directory; the launcher fetches them. All ranks
+windows. Ranks write the shards that they need to `WANTED` in the run directory; the driver fetches them. All ranks
 write the same shards, some steps apart.
 """
 

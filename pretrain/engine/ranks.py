@@ -70,7 +70,7 @@ class Ranks:
 
 
 def join(run_dir: Path | None = None) -> Ranks:
-    """Join the process group of this start: NCCL with a gloo group beside it on GPUs, gloo alone on CPUs.
+    """Join the process group of this launch: NCCL with a gloo group beside it on GPUs, gloo alone on CPUs.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment.
 
@@ -79,7 +79,7 @@ def join(run_dir: Path | None = None) -> Ranks:
             or under a cluster.
 
     Raises:
-        ConnectionError: A process took a rank's place without knowing the secret of the start.
+        ConnectionError: A process took a rank's place without knowing the secret of the launch.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpu = torch.cuda.is_available()
@@ -124,4 +124,6 @@ def _authenticate(ranks: Ranks, store: Store, secret: bytes) -> None:
         dist.all_gather(proofs, proof, group=group)
         for rank, (received, digest) in enumerate(zip(proofs, expected, strict=True)):
             if not hmac.compare_digest(bytes(received.tolist()), digest):
-                raise ConnectionError(f"the process that answers as rank {rank} does not know the secret of this start")
+                raise ConnectionError(
+                    f"the process that answers as rank {rank} does not know the secret of this launch"
+                )

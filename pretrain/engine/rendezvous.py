@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks of a start: a key-value store that requires the secret of the start.
+"""Rendezvous of the ranks of a launch: a key-value store that requires the secret of the launch.
 
 torch's TCPStore listens on all interfaces without authentication: anyone who reaches its port can list the keys, or
 take a rank's place. This one listens on one address, and both sides of a connection prove that they know the secret
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of rank 0, and the secret of the start."""
+    """The address of rank 0, and the secret of the launch."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class Endpoint:
 
 
 def resolve_endpoint(run_dir: Path | None, rank: int) -> Endpoint:
-    """The address and secret of this start. On rank 0, which listens there, the port may be 0: any free port.
+    """The address and secret of this launch. On rank 0, which listens there, the port may be 0: any free port.
 
     Under a cluster they are in the environment. Under torchrun rank 0 generates the secret, and writes it to a file of
     the run directory that only its user may read as soon as it listens.
@@ -141,7 +141,7 @@ def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
 
 def _check(proof: bytes, expected: bytes) -> None:
     if not hmac.compare_digest(proof, expected):
-        raise ConnectionError("the other side does not know the secret of this start")
+        raise ConnectionError("the other side does not know the secret of this launch")
 
 
 def _connect(endpoint: Endpoint) -> socket.socket:

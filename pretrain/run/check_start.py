@@ -18,7 +18,7 @@ _STEP = "step-"
 def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
     """Refuse to restart a run at step 0 if its checkpoints are missing, for example because a volume is not mounted.
 
-    Every start claims the location before its first row of metrics, and a start that resumed records its step in
+    Every launch claims the location before its first row of metrics, and a launch that resumed records its step in
     launches.jsonl. A run that was killed before its first checkpoint has claimed the location, and may start again.
 
     Raises:
@@ -32,7 +32,7 @@ def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
     if resumed == 0 and (reached is None or read_owner(checkpoints) is not None):
         return
     known = f"{rows.name} has rows up to step {reached}" if reached is not None else "it was trained before"
-    known += f", and {starts.name} has a start from the checkpoint of step {resumed}" if resumed else ""
+    known += f", and {starts.name} has a launch from the checkpoint of step {resumed}" if resumed else ""
     raise UserError(
         f"{checkpoints} holds no checkpoints of {run_dir}, but {known}; mount the volume or restore the checkpoints, "
         f"or, to train from step 0 again, set name=… for a new run or remove {rows.name} and {starts.name}"

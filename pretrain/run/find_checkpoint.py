@@ -61,8 +61,8 @@ def checkpoints_at(path: str) -> str:
         location = checkpoints_of(Path(path), read_config(Path(path)))
     if not list_steps(location):
         raise UserError(
-            f"{location} holds no checkpoints; give a run's folder, the folder that its step-… folders are in, or "
-            "s3://BUCKET/PREFIX"
+            f"{location} holds no checkpoints; give a run's directory, the directory that its step-… directories are "
+            "in, or s3://BUCKET/PREFIX"
         )
     return location
 

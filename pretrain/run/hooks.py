@@ -51,7 +51,7 @@ def watchdog(timeout_s: float) -> Callable[[], None]:
     """Start a timer, and return a function that resets it; when it expires, the process dumps all stacks and exits.
 
     The timer is a thread outside of Python, which a deadlock does not stop. One stuck rank makes all others wait, so
-    that each rank dumps its own stacks; the launcher restarts them.
+    that each rank dumps its own stacks; the driver restarts them.
     """
 
     def heartbeat() -> None:

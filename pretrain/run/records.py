@@ -1,4 +1,4 @@
-"""The rows that rank 0 writes: metrics.jsonl, launches.jsonl with the time each part of a start took, skipped.jsonl."""
+"""The rows that rank 0 writes: metrics.jsonl, launches.jsonl with the time of each part of a launch, skipped.jsonl."""
 
 import json
 import logging
@@ -63,7 +63,7 @@ def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], No
     return note
 
 
-class StartTimes:
+class LaunchTimes:
     """The time before the first step: seconds by part, in order.
 
     After a restart: detect_s (from the last row of metrics until the failure was noticed) and queue_s (until nodes were
@@ -89,14 +89,21 @@ class StartTimes:
         self._last = now
 
 
-def write_start(
-    path: Path, ranks: Ranks, nodes: int, attempt: str, step: int, rejected: list[str], rate: float, times: StartTimes
+def append_launch(
+    path: Path,
+    ranks: Ranks,
+    nodes: int,
+    launch_id: str,
+    step: int,
+    rejected: list[str],
+    rate: float,
+    times: LaunchTimes,
 ) -> None:
-    """Append this start to launches.jsonl.
+    """Append this launch to launches.jsonl.
 
     Args:
         nodes: Number of nodes that the ranks are on.
-        attempt: This start's random id.
+        launch_id: This launch's random id.
         step: Step of the checkpoint that it resumes from; 0: none.
         rejected: Sentences about newer checkpoints that are not usable.
         rate: Measured floating-point operations per second of a matrix product on this rank's device.
@@ -104,7 +111,7 @@ def write_start(
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"
     datasheet = datasheet_rate(device)
     row = {
-        "attempt": attempt,
+        "launch_id": launch_id,
         "time": time.time(),
         "step": step,
         "world_size": ranks.world_size,

@@ -38,7 +38,7 @@ from multihop.pretrain.run.check_start import check_checkpoints_exist, check_ste
 from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
 from multihop.pretrain.run.hooks import Hooks, Tracer, requested_steps, stop_requests, watchdog
 from multihop.pretrain.run.loop import train
-from multihop.pretrain.run.records import StartTimes, metrics_writer, skipped_writer, sync_metrics, write_start
+from multihop.pretrain.run.records import LaunchTimes, append_launch, metrics_writer, skipped_writer, sync_metrics
 from multihop.pretrain.run.start_engine import Start, start_engine
 
 _LOCK_TIMEOUT_S = 90.0
@@ -54,7 +54,7 @@ class _Resume:
 
     step: int
     """Step of the checkpoint to resume from; -1: none."""
-    attempt: str
+    launch: str
     """This start's random id."""
     run: str
     """The first eight digits of the run's id."""
@@ -63,7 +63,7 @@ class _Resume:
     """Sentences about newer checkpoints that are not usable."""
 
 
-def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] = sys.stdout) -> int:
+def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] = sys.stdout) -> int:
     """Train this rank's part of the run in `run_dir` until it is done or stopped on request; the exit code."""
     config = read_config(run_dir)
     if config.engine.deterministic:
@@ -94,7 +94,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
         times.lap("restore_s")
         first_step = max(0, resume.step)
         nodes = round(over_ranks["nodes"])
-        write_start(run_dir / "launches.jsonl", ranks, nodes, resume.attempt, first_step, resume.rejected, rate, times)
+        append_launch(run_dir / "launches.jsonl", ranks, nodes, resume.launch, first_step, resume.rejected, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:
         metrics = stack.enter_context(TextIOWrapper(open_append(run_dir / "metrics.jsonl")))
@@ -133,7 +133,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: StartTimes, console: IO[str] =
 
 def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, ranks: Ranks) -> _Resume:
     """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
-    checkpoints, attempt, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
+    checkpoints, launch, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
         if REMOTE_RUN not in os.environ:
             # For a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
@@ -143,15 +143,15 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     if saved:
         check_steps_left(run_dir, config, saved.step)
     if ranks.rank == 0:
-        swept = sweep(checkpoints, saved.step if saved else None, f"{run_id[:8]}-{attempt:08x}")
+        swept = sweep(checkpoints, saved.step if saved else None, f"{run_id[:8]}-{launch:08x}")
         for sentence in rejected + swept:
             log.warning(sentence)
         if SUPERVISED not in os.environ:  # the driver has built them otherwise
             build_indexes(run_dir / "index", data, config)
             build_word_vectors(run_dir / "index", data, config.model)
-    attempt = ranks.broadcast(attempt)
+    launch = ranks.broadcast(launch)
     run = ranks.broadcast(int(run_id[:8] or "0", 16))
-    return _Resume(saved.step if saved else -1, f"{attempt:08x}", f"{run:08x}", run_id, rejected)
+    return _Resume(saved.step if saved else -1, f"{launch:08x}", f"{run:08x}", run_id, rejected)
 
 
 def _journal(run_dir: Path) -> JournalWriter:
@@ -167,7 +167,7 @@ def _checkpoint_writer(
         checkpoints_of(run_dir, config),
         ranks.rank,
         ranks.world_size,
-        f"{resume.run}-{resume.attempt}",
+        f"{resume.run}-{resume.launch}",
         config.checkpoint.keep,
         config.checkpoint.keep_every,
         before_commit=journal.flush if journal else _ignore,

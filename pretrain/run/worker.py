@@ -18,7 +18,7 @@ from multihop.common.machine import disable_malloc_trim
 from multihop.pretrain.engine.ranks import join
 from multihop.pretrain.environment import SUPERVISED
 from multihop.pretrain.run.files import GAVE_UP
-from multihop.pretrain.run.records import StartTimes
+from multihop.pretrain.run.records import LaunchTimes
 from multihop.pretrain.run.train_run import train_run
 
 log = logging.getLogger("multihop")
@@ -36,7 +36,7 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return USER_ERROR
-    times = StartTimes()
+    times = LaunchTimes()
     try:
         ranks = join(run_dir)
         times.lap("rendezvous_s")
@@ -47,7 +47,7 @@ def main() -> int:
         log.exception("training failed")
         code, final = (USER_ERROR, True) if isinstance(error, UserError) else (FAILED, _would_recur(error))
         print(error if final else f"{type(error).__name__}: {error}", file=console, flush=True)
-        if final and SUPERVISED in os.environ:  # else the cluster would restart the ranks
+        if final and SUPERVISED in os.environ:  # else the driver would restart the ranks
             reason = {"code": code, "message": str(error)}
             write_atomically(run_dir / GAVE_UP, json.dumps(reason).encode())
         return code

@@ -66,5 +66,5 @@ def test_a_listing_cannot_lead_out_of_the_folder(name: str, tmp_path: Path) -> N
     files = {name: {"bytes": 1, "sha256": "0" * 64}}
     (remote / LISTING).write_bytes(canonical_json({"files": files, "sha256": sha256_json(files)}))
     assert json.loads((remote / LISTING).read_bytes())["files"] == files
-    with pytest.raises(UserError, match="an entry that is not one of a copied folder"):
+    with pytest.raises(UserError, match="an entry that is not one of a copied directory"):
         fetch(open_folder(str(remote)), tmp_path / "copy")

@@ -210,7 +210,7 @@ def test_only_files_of_exactly_a_name_are_removed(bucket: str) -> None:
 @pytest.mark.parametrize("location", ["gs://bucket/a", "s3://", "s3://what:ever/a", "http://host/a"])
 def test_other_schemes_are_refused(location: str) -> None:
     with pytest.raises(
-        UserError, match=r"is not a location that can be written to; give a folder or s3://BUCKET/PREFIX"
+        UserError, match=r"is not a location that can be written to; give a directory or s3://BUCKET/PREFIX"
     ):
         open_folder(location)
 

@@ -23,7 +23,7 @@ from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 from multihop.pretrain.run.files import read_config
 from multihop.pretrain.run.heldout import evaluate
-from multihop.pretrain.run.records import StartTimes
+from multihop.pretrain.run.records import LaunchTimes
 from multihop.pretrain.run.start_engine import start_engine
 from multihop.pretrain.run.train_run import train_run
 
@@ -191,7 +191,7 @@ def compiled_gradients(
 def run_worker(ranks: Ranks, run_dir: Path) -> int:
     """A whole run as this rank, but for starting and ending the process."""
     with open(run_dir / "logs" / "console.txt", "a") as console:
-        return train_run(run_dir, ranks, StartTimes(), console)
+        return train_run(run_dir, ranks, LaunchTimes(), console)
 
 
 def refusal_of_worker(ranks: Ranks, run_dir: Path) -> str:

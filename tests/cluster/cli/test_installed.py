@@ -79,6 +79,8 @@ def run(gpt2_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data", "verify", "RUN"),
         ("data", "stats", "RUN"),
         ("generate", "RUN", "--prompt", "a"),
+        ("fill-mask", "--help"),
+        ("translate", "--help"),
         ("embed", "RUN"),
     ],
     ids=" ".join,

@@ -39,8 +39,8 @@ def test_an_archived_checkpoint_that_is_linked_back_stays_whole(
         save(checkpoints, step, 1, keep=2)
     assert files(archive) == before and list_steps(str(checkpoints)) == [1, 4, 5]
     assert verify(folder_of_step(str(checkpoints), 1)).step == 1  # it may be read
-    assert "left step-00000001 alone, which is older than what is kept: it is a link and not a folder" in caplog.text
-    assert "left step-00000001 alone, which is a link and not a folder" in sweep(str(checkpoints), 5, NOW)
+    assert "left step-00000001 alone, which is older than what is kept: it is a link and not a directory" in caplog.text
+    assert "left step-00000001 alone, which is a link and not a directory" in sweep(str(checkpoints), 5, NOW)
     assert files(archive) == before
 
 
@@ -97,8 +97,8 @@ def test_what_is_no_folder_is_neither_followed_nor_removed(tmp_path: Path, kind:
     in_the_way = checkpoints / "step-00000002"
     in_the_way.symlink_to(precious) if kind == "link" else in_the_way.write_text("x")
     assert sweep(str(checkpoints), None, NOW) == [
-        f"left step-00000002 alone, which is a {kind} and not a folder: no checkpoint of step 2 can be saved until it "
-        "is moved away"
+        f"left step-00000002 alone, which is a {kind} and not a directory: no checkpoint of step 2 can be saved until "
+        "it is moved away"
     ]
     with pytest.raises(OSError, match=r"step 2 could not be saved .*a link or a file has that name"):
         save(checkpoints, 2, 1)

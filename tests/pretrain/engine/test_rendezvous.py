@@ -1,4 +1,4 @@
-"""Ranks meet those who know the secret of their start, and nobody else."""
+"""Ranks meet those who know the secret of their launch, and nobody else."""
 
 import json
 import os
@@ -182,7 +182,7 @@ def test_whoever_slips_into_a_ranks_place_ends_the_start(tmp_path: Path) -> None
     first, _ = start_rank(0, tmp_path), start_rank(1, tmp_path, IMPOSTOR)
     _, complaint = first.communicate(timeout=120)
     assert first.returncode == 1
-    assert "ConnectionError: the process that answers as rank 1 does not know the secret of this start" in complaint
+    assert "ConnectionError: the process that answers as rank 1 does not know the secret of this launch" in complaint
 
 
 def test_a_file_that_a_killed_start_left_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

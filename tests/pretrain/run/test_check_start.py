@@ -82,7 +82,9 @@ def test_a_run_without_a_committed_checkpoint_may_start_again(tmp_path: Path) ->
     append_row(run_dir / "metrics.jsonl", {"step": 7, "loss": 1.0})
     check_checkpoints_exist(run_dir, location)  # killed before its first commit
     append_row(run_dir / "launches.jsonl", {"step": 5})
-    with pytest.raises(UserError, match=r"launches\.jsonl has a start from the checkpoint of step 5; mount the volume"):
+    with pytest.raises(
+        UserError, match=r"launches\.jsonl has a launch from the checkpoint of step 5; mount the volume"
+    ):
         check_checkpoints_exist(run_dir, location)
     (tmp_path / "volume" / "run" / "step-00000005.damaged-1a2b3c4d").mkdir()
     check_checkpoints_exist(run_dir, location)  # it is there, and set aside with a reason
