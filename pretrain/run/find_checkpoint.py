@@ -76,7 +76,7 @@ def locate_checkpoint(path: str, step: int | None = None) -> tuple[str, Checkpoi
     location = path.rstrip("/")
     if (Path(location) / MANIFEST).is_file():
         if step is not None:
-            raise UserError(f"{path} is a single checkpoint, and --step {step} chooses among several; leave --step out")
+            raise UserError(f"{path} is a single checkpoint, but --step {step} chooses among several; omit --step")
         return location, read_checkpoint_manifest(location), []
     checkpoints = checkpoints_at(path)
     if step is not None:

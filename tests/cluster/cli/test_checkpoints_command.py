@@ -126,7 +126,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     for command in ("list", "verify"):
         result = invoke(command, str(tmp_path))
         assert isinstance(result.exception, ValueError)
-        assert "holds no checkpoints; give a run's folder" in str(result.exception)
+        assert "holds no checkpoints; give a run's directory" in str(result.exception)
 
 
 def test_average(tmp_path: Path) -> None:

@@ -134,16 +134,13 @@ def test_a_word_of_a_byte_bpe_has_its_blank_before_it() -> None:
     assert _ids(empty) == [262, 264]
 
 
-def _collated(*every: Encoded) -> list[dict[str, Any]]:
-    return [dict(encoded.collate([1, 0])) for encoded in every]
-
-
 def test_saved_arrays_are_the_same_when_mapped(bert_data: Path, tmp_path: Path) -> None:
     tokenizer, frame = _open(bert_data, "bert")
     encoded = encode([Example((TEXT, OTHER), (1,)), Example((OTHER,), (0,))], "classification", tokenizer, frame, 20)
     encoded.save(tmp_path / "set")
     mapped = Encoded.load(tmp_path / "set")
-    batch, same = ({**inputs, **vars(inputs.pop("packed"))} for inputs in _collated(encoded, mapped))
+    every = [each.collate([1, 0]) for each in (encoded, mapped)]
+    batch, same = ({**vars(inputs.pop("packed")), **inputs} for inputs in every)
     assert batch.keys() == same.keys() and "token_type_ids" in batch
     assert all(np.array_equal(batch[name], same[name]) for name in batch)
     assert mapped.labels_of([1, 0]).tolist() == [0, 1]
