@@ -15,8 +15,10 @@ from functools import cache, reduce
 from operator import or_
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+
+from multihop.common.errors import UserError
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
@@ -27,6 +29,18 @@ class Section(BaseModel):
     """Base of a recipe's sections: refuses unknown keys, NaN and infinity, and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _booleans_are_no_numbers(cls, content: Any) -> Any:
+        """Refuse true and false for a number: pydantic takes them for 1 and 0."""
+        for key, value in content.items() if isinstance(content, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields:
+                annotation = cls.model_fields[key].annotation
+                types = {annotation, *get_args(annotation)}
+                if types & {int, float} and bool not in types:
+                    raise UserError(f"{key}={str(value).lower()} is not a number; write a number")
+        return content
 
 
 class Record(BaseModel):

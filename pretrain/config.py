@@ -285,7 +285,7 @@ class TrainingConfig(Section):
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:
             raise UserError(
-                f"objective.name={self.objective.name} does not train model.family={self.model.family}; set one of "
-                f"{', '.join(objectives)}"
+                f"objective.name={self.objective.name} does not train model.family={self.model.family}; set "
+                f"objective.name={' or '.join(objectives)}"
             )
         return self

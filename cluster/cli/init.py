@@ -26,6 +26,8 @@ def init(
 ) -> None:
     """Write a first recipe for your texts. Its comments give the reason for each choice."""
     out = out or Path(f"{_name_after(texts[0])}.yaml")
+    if out.is_dir():
+        raise UserError(f"{out} is a directory, not a file; choose another --out")
     if out.exists() and not force:
         raise UserError(f"{out} exists; choose another --out, or replace it with --force")
     if not out.parent.is_dir():
@@ -47,7 +49,10 @@ def init(
     starter = choose(text, machine, causal, hours)
     content = recipe_yaml(starter, _name_after(str(out)), [each.source for each in surveys], text, machine)
     _check(content, str(out))
-    write_atomically(out, content.encode())
+    try:
+        write_atomically(out, content.encode())
+    except FileNotFoundError:
+        raise UserError(f"{out} cannot be written: its directory accepts no files; choose another --out") from None
     print(f"{machine}: {summary(starter)}")
     print(f"wrote {safe_text(str(out))}; read it, then start with: multihop run {safe_text(str(out))}")
 

@@ -173,7 +173,8 @@ def check_amount(text: Text) -> None:
         )
     if text.documents < LEAST_DOCUMENTS:
         raise UserError(
-            f"the texts have {text.documents} documents, and less than {LEAST_DOCUMENTS} leave too few to hold out; "
+            f"the texts have {text.documents} document{'s' * (text.documents != 1)}, and less than {LEAST_DOCUMENTS} "
+            "leave too few to hold out; "
             "give each chapter or article a line of a .jsonl file, or write it as .txt with blank lines between"
         )
     if _characters_need(text) > vocabulary_limit(text):

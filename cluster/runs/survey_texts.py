@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
 from rich.filesize import decimal
@@ -26,9 +26,9 @@ _SAMPLE = 1000
 _MANY_DOCUMENTS = 100
 """Enough documents to take each .txt file as one."""
 _DOCUMENTS = {
-    "file": "documents",
-    "block": "documents (blocks between blank lines)",
-    "line": "documents (lines)",
+    "file": "",
+    "block": " (blocks between blank lines)",
+    "line": " (lines)",
 }
 
 
@@ -46,7 +46,8 @@ class Survey:
         field = f", text in the field {safe_text(source.field)}" if "field" in source.model_fields_set else ""
         return (
             f"{safe_text(source.path)}: {amount.files:,} file{'s' * (amount.files > 1)}, about "
-            f"{decimal(amount.text_bytes)} of text in {amount.documents:,} {_DOCUMENTS[source.documents]}{field}"
+            f"{decimal(amount.text_bytes)} of text in {amount.documents:,} "
+            f"document{'s' * (amount.documents != 1)}{_DOCUMENTS[source.documents]}{field}"
         )
 
 
@@ -60,6 +61,8 @@ def survey(path: str, field: str | None) -> Survey:
         UserError: It has no text that sources of documents read, or several fields could be the text.
     """
     _check_ending(path)
+    if not ("://" in path or path.startswith("package:") or set(path) & set("*?[")) and not Path(path).exists():
+        raise UserError(f"{safe_text(path)} does not exist; correct the path")
     source = Source(path=path)
     files = list_files([source])
     formats = {file.format for file in files if not file.problem}
@@ -74,8 +77,11 @@ def survey(path: str, field: str | None) -> Survey:
         best = max(best, _measure(Source(**options, documents=kind)), key=lambda measured: measured[1].documents)
     source, amount = best
     if not amount.text_bytes:
-        what = f"text in the field {safe_text(source.field)}" if formats & set(WITH_FIELDS) else "readable text"
-        raise UserError(f"{safe_text(path)} has no {what}; correct the path, the files or --field")
+        if formats & set(WITH_FIELDS):
+            what = f"text in the field {safe_text(source.field)}; correct the path, the files or --field"
+        else:
+            what = "readable text: its files are empty or not UTF-8; correct the path or the files"
+        raise UserError(f"{safe_text(path)} has no {what}")
     characters: Counter[str] = Counter()
     for document in islice(some_texts(list_files([source])), _SAMPLE):
         characters.update(document)
@@ -103,14 +109,16 @@ def this_machine() -> Machine:
 
 
 def _check_ending(path: str) -> None:
-    ending = path.lower().removesuffix(".gz").rpartition(".")[2]
-    if ending == "csv":
+    if Path(path).is_dir():
+        return
+    ending = PurePath(path.lower().removesuffix(".gz")).suffix
+    if ending == ".csv":
         raise UserError(
             f"{safe_text(path)} is a .csv file, but texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
             "convert it, for example with pyarrow.csv.read_csv and pyarrow.parquet.write_table. Labelled .csv files "
             "are for tasks of eval.tasks"
         )
-    if ending == "tsv":
+    if ending == ".tsv":
         raise UserError(
             f"{safe_text(path)} is a .tsv file, which holds pairs for translation, but init writes recipes for "
             "documents; for pairs begin with `multihop recipes copy translation`"

@@ -247,6 +247,8 @@ def _list_entries(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
         location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
     entries = list_location(location, key, root)
     if not entries:
+        if os.path.isdir(location):
+            raise UserError(f"{key}={path} is a directory without files of texts; correct the path or put files there")
         raise UserError(f"{key}={path} does not exist; correct the path or put files there")
     return [(entry, shown_root + os.path.relpath(entry.path, root) if root else entry.path) for entry in entries]
 

@@ -65,8 +65,8 @@ def training_clock(rows: Sequence[Row]) -> tuple[list[int], list[int], list[floa
     pauses between starts. They are comparable between runs on one machine that nothing else used.
     """
     steps, tokens, seconds = [0], [0], [0.0]
-    rates = by_step(rows, "tokens_per_s")
-    used = by_step((row for row in rows if "tokens_per_s" in row), "tokens")
+    timed = [row for row in rows if "tokens" in row and (row.get("tokens_per_s") or 0) > 0]  # NaN is not greater
+    rates, used = by_step(timed, "tokens_per_s"), by_step(timed, "tokens")
     for step, rate in rates.items():
         seconds.append(seconds[-1] + (used[step] - tokens[-1]) / rate)
         steps.append(step)

@@ -89,8 +89,12 @@ class AttentionConfig(ModelConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_intermediate(cls, content: Any) -> Any:
-        if isinstance(content, dict) and isinstance(content.get("hidden"), int):
-            return {"intermediate": 4 * content["hidden"], **content}
+        if isinstance(content, dict) and "hidden" in content:
+            try:
+                hidden = int(content["hidden"])
+            except (TypeError, ValueError, OverflowError):
+                hidden = 1  # `hidden` is refused, and only it
+            return {"intermediate": 4 * max(1, hidden), **content}
         return content
 
     @model_validator(mode="after")

@@ -124,10 +124,19 @@ def test_what_is_no_text_is_refused_with_what_to_do(folder: Path) -> None:
     assert "gone.txt does not exist; correct the path" in refused("gone.txt")
     assert "labels.csv is a .csv file, but texts to train on are .txt, " in refused("labels.csv")
     assert "`multihop recipes copy translation`" in refused("pairs.tsv")
-    assert refused("empty.txt") == "empty.txt has no readable text; correct the path, the files or --field"
+    assert refused("empty.txt") == (
+        "empty.txt has no readable text: its files are empty or not UTF-8; correct the path or the files"
+    )
+    (folder / "bare").mkdir()
+    (folder / "csv").mkdir()
+    (folder / "csv" / "verses.txt").write_text("\n".join(texts(400)))
+    assert "bare is a directory without files of texts; " in refused("bare")
+    assert refused("csv", "--out", "bare", "--force") == "bare is a directory, not a file; choose another --out"
     assert "have about 26 bytes, and a tokenizer and a model learn nothing from less" in refused("few.txt")
     assert "numbers.jsonl has no field with text in its first rows" in refused("numbers.jsonl")
     assert not list(folder.glob("*.yaml"))
+    init("csv")  # a directory of this name
+    assert loaded("csv.yaml").data.sources[0].path == "csv"
 
 
 def test_broken_files_between_whole_ones_do_not_matter(folder: Path) -> None:
