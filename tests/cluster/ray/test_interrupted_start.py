@@ -87,7 +87,7 @@ def interrupted(folder: Path, moment_s: float, kind: signal.Signals) -> Iterator
         process.kill()
         output, _ = process.communicate()
     if process.returncode != 75:
-        yield f"exit code {process.returncode}"
+        yield f"exit code {process.returncode}: {output[-2000:]}"
     if "Traceback" in output or "Exception ignored" in output:
         yield output
     _, alive = psutil.wait_procs(processes_of(process.pid), timeout=120)
