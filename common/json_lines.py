@@ -35,7 +35,8 @@ def append_row(path: Path, row: Row) -> None:
     """Append a row atomically and sync it; first removes an incomplete last line.
 
     Raises:
-        UserError: the row has a number that JSON cannot represent (NaN, infinity), or `path` is a link.
+        ValueError: The row has a number that JSON cannot represent (NaN, infinity).
+        UserError: `path` is a link.
     """
     line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     make_folder(path.parent)
