@@ -163,7 +163,7 @@ def memory_line(bytes_of: Callable[[int], float], seq_len: int, share: int, devi
         try:
             most, least = bytes_of(large), bytes_of(small) if small else 0.0
         except torch.OutOfMemoryError:
-            large //= 2
+            large = 2 if large == 3 else large // 2  # one sample alone does not tell what the others take
             continue
         bytes_per_sample = (most - least) / (large - small)
         return bytes_per_sample, max(0.0, most - large * bytes_per_sample)

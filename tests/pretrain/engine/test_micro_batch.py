@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rank_jobs import found_micro_batches
 from rank_pool import RankPool
@@ -36,6 +36,7 @@ def measured(a_sample: float, alone: float, limit: int) -> tuple[Callable[[int],
     share=st.integers(2, 5_000),
     limit=st.integers(2, 5_000),
 )
+@example(a_sample=1000.0, alone=2.0, seq_len=32, share=3, limit=2)
 def test_the_line_through_two_measurements(a_sample: float, alone: float, seq_len: int, share: int, limit: int) -> None:
     bytes_of, tried = measured(a_sample, alone, limit)
     found = memory_line(bytes_of, seq_len, share, "cuda")
