@@ -16,7 +16,7 @@ from multihop.common.machine import available_memory
 from multihop.common.redaction import safe_text
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.pipeline.forecast import SourceForecast, forecast
-from multihop.data_prep.reading.sources import list_files
+from multihop.data_prep.reading.sources import PACKAGE, list_files
 from multihop.data_prep.reading.text_fields import WITH_FIELDS, some_texts, text_fields
 
 _COVERAGE = 0.9995
@@ -61,7 +61,7 @@ def survey(path: str, field: str | None) -> Survey:
         UserError: It has no text that sources of documents read, or several fields could be the text.
     """
     _check_ending(path)
-    if not ("://" in path or path.startswith("package:") or set(path) & set("*?[")) and not Path(path).exists():
+    if not ("://" in path or path.startswith(PACKAGE) or set(path) & set("*?[")) and not Path(path).exists():
         raise UserError(f"{safe_text(path)} does not exist; correct the path")
     source = Source(path=path)
     files = list_files([source])

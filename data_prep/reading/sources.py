@@ -20,7 +20,7 @@ COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 _READER_REVISIONS = {"bz2": "empty streams"}
 """Revision of a compression's reader: it is part of keys, so that files that older versions read are read again."""
 _COMPRESSED_INTERNALLY = ("parquet", "arrow")
-_PACKAGE = "package:"
+PACKAGE = "package:"
 
 MIN_SPLIT_BYTES = 4 * 2**20
 MAX_SPLIT_BYTES = 256 * 2**20
@@ -241,10 +241,10 @@ def _two_line_files(index: int, source: Source, target_path: str) -> InputFile:
 def _list_entries(index: int, key: str, path: str) -> list[tuple[Entry, str]]:
     """List the entries of a path or a glob, each with its name for the user."""
     location, root, shown_root = path, "", ""
-    if path.startswith(_PACKAGE):
-        package, _, pattern = path.removeprefix(_PACKAGE).partition("/")
+    if path.startswith(PACKAGE):
+        package, _, pattern = path.removeprefix(PACKAGE).partition("/")
         root = _package_folder(package, index)
-        location, shown_root = os.path.join(root, pattern or "."), f"{_PACKAGE}{package}/"
+        location, shown_root = os.path.join(root, pattern or "."), f"{PACKAGE}{package}/"
     entries = list_location(location, key, root)
     if not entries:
         if os.path.isdir(location):

@@ -13,6 +13,7 @@ from multihop.eval.report.render import TemplateContext
 
 Pairs = list[tuple[str, str]]
 
+_SPLITS = {"train": "training", "heldout": "held-out"}
 _LISTED_FILES = 50
 _LISTED_SOURCES = 20
 _MOST_DOCUMENTS = 20_000_000
@@ -55,7 +56,7 @@ def _text_rows(manifest: Manifest) -> Pairs:
     what = "pairs" if manifest.pairs else "documents"
     for split, total in manifest.totals.items():
         amount = f"{total.documents:,} {what}, {total.sentences:,} sentences, {total.tokens:,} tokens"
-        rows.append((f"{split} text", f"{amount}, {total.text_bytes / 1e6:,.1f} MB"))
+        rows.append((f"{_SPLITS[split]} text", f"{amount}, {total.text_bytes / 1e6:,.1f} MB"))
     return rows
 
 

@@ -13,14 +13,7 @@ from multihop.pretrain.packed_tokens import PackedTokens
 
 def on_device(inputs: Mapping[str, ModelInput], device: torch.device) -> dict[str, Any]:
     """The keyword arguments of a model's forward: arrays become int64 tensors, and numbers stay numbers."""
-    return {
-        name: packed_on_device(value, device)
-        if isinstance(value, PackedTokens)
-        else value
-        if isinstance(value, int | float)
-        else _copy(value, device)
-        for name, value in inputs.items()
-    }
+    return {name: _moved(value, device) for name, value in inputs.items()}
 
 
 def packed_on_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -> PackedTokens[Tensor]:
@@ -32,6 +25,15 @@ def packed_on_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -
         packed.max_seqlen,
         None if packed.token_type_ids is None else _copy(packed.token_type_ids, device),
     )
+
+
+def _moved(value: ModelInput, device: torch.device) -> PackedTokens[Tensor] | Tensor | float:
+    match value:
+        case PackedTokens():
+            return packed_on_device(value, device)
+        case int() | float():
+            return value
+    return _copy(value, device)
 
 
 def _copy(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ def sinusoids(positions: int, width: int, device: torch.device, dtype: torch.dty
     Computed and not a buffer, because a model on the meta device has no values.
     """
     with torch.inference_mode(False):  # it is kept for training too
-        column = torch.arange(positions, dtype=torch.float64)[:, None]
+        position = torch.arange(positions, dtype=torch.float64)[:, None]
         sines = (width + 1) // 2
-        angles = column / 10000 ** (2 * torch.arange(sines, dtype=torch.float64) / width)
+        angles = position / 10000 ** (2 * torch.arange(sines, dtype=torch.float64) / width)
         return torch.cat([angles.sin(), angles[:, : width - sines].cos()], 1).to(device, dtype)

@@ -77,8 +77,8 @@ class Transformer(EncoderDecoder):
         x = embed(table, ids, sparse_lookup_grad) * math.sqrt(self.config.hidden)
         if learned is not None:
             return self.dropout(x + learned(positions))
-        table_of_waves = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
-        return self.dropout(x + table_of_waves.index_select(0, positions))
+        fixed = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
+        return self.dropout(x + fixed.index_select(0, positions))
 
     def teacher_forced(
         self, source: PackedTokens[Tensor], target: PackedTokens[Tensor], sparse_lookup_grad: bool = False

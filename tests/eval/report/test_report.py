@@ -46,7 +46,7 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
     data = dict(parsed.tables["data"])
     assert data["fingerprint"] == manifest.fingerprint
     train = manifest.totals["train"]
-    assert data["train text"].startswith(f"{train.documents:,} documents")
+    assert data["training text"].startswith(f"{train.documents:,} documents")
     tokenizer = dict(parsed.tables["tokenizer"])
     assert tokenizer["kind"] == manifest.tokenizer.kind and tokenizer["vocabulary"] == "100 tokens"
     assert tokenizer["bytes per token"] == f"{train.text_bytes / train.tokens:.2f}"
