@@ -1,7 +1,6 @@
 """Builds the torch module of a recipe's `model` section, with its initial weights."""
 
 from collections.abc import Callable
-from importlib import import_module
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from multihop.common.counter_rng import key_of
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.families import FAMILIES, family_module
 from multihop.pretrain.models.layers.init import STD
 from multihop.pretrain.models.layers.model import Model
 
@@ -27,7 +26,7 @@ def build_model_on_meta(config: ModelConfig, vocab_size: int, source_vocab_size:
         source_vocab_size: where source and target of a translating family have vocabularies of their own, the
             source's size; `vocab_size` is then the target's.
     """
-    module = import_module(f"multihop.pretrain.models.{config.family}.model")
+    module = family_module(config.family, "model")
     model_class: Callable[..., Model] = getattr(module, FAMILIES[config.family].model_class)
     with torch.device("meta"):
         if source_vocab_size is None:

@@ -18,6 +18,9 @@ SIZES: Effect = COMPATIBILITY | MEMORY | FINE_TUNING | ZERO_SHOT
 OutputBias = Annotated[Literal["zeros", "unigram"], UPDATES]
 """The type of the key `output_bias`, which families have whose output layer over the vocabulary has a bias."""
 
+WordInit = Annotated[Literal["random", "cooccurrences"], UPDATES]
+"""The type of the key `word_init`, which families of one stack of layers have."""
+
 TRAINING = 3
 """A forward and a backward pass have three times the operations of the forward pass."""
 
@@ -97,6 +100,10 @@ class AttentionConfig(ModelConfig):
             return {"intermediate": 4 * max(1, hidden), **content}
         return content
 
+    def causal_windows(self) -> list[int | None]:
+        """For each layer of a causal stack, how many tokens before itself a token attends to; None: all."""
+        return [None] * self.layers
+
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> "AttentionConfig":
         if self.hidden % self.heads:
@@ -107,7 +114,7 @@ class AttentionConfig(ModelConfig):
 class StackConfig(AttentionConfig):
     """A family of one stack of layers over texts."""
 
-    word_init: Annotated[Literal["random", "cooccurrences"], UPDATES] = "random"
+    word_init: WordInit = "random"
     """Initial token embeddings. cooccurrences: vectors of length 1 by which tokens occur together in the training text,
     computed before training begins. Rare tokens get better embeddings from little text, and fine-tuning with them. Not
     with `init_from`, whose model has them."""

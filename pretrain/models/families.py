@@ -5,6 +5,7 @@ A folder is found by its declaration. Nothing in this file imports torch.
 
 import pkgutil
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -17,8 +18,13 @@ from multihop.pretrain.models.family import Family
 _SHARED = ("layers", "cpu")
 
 
+def family_module(family: str, name: str) -> ModuleType:
+    """The module pretrain/models/FAMILY/NAME.py, with underscores for the hyphens of the family's name."""
+    return import_module(f"multihop.pretrain.models.{family.replace('-', '_')}.{name}")
+
+
 def _declared(name: str) -> Family:
-    declaration = getattr(import_module(f"multihop.pretrain.models.{name}.config"), "FAMILY", None)
+    declaration = getattr(family_module(name, "config"), "FAMILY", None)
     if not isinstance(declaration, Family):
         raise TypeError(
             f"pretrain/models/{name}/config.py declares no FAMILY = Family(...); see pretrain/models/family.py"
@@ -27,9 +33,9 @@ def _declared(name: str) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
-    module.name: _declared(module.name)
+    name: _declared(name)
     for module in pkgutil.iter_modules(multihop.pretrain.models.__path__)
-    if module.ispkg and module.name not in _SHARED
+    if module.ispkg and (name := module.name.replace("_", "-")) not in _SHARED
 }
 """By the value of `model.family`, in alphabetical order."""
 

@@ -1,7 +1,6 @@
 """A family's weights under the names of transformers, and back."""
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from multihop.common.errors import UserError
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.families import FAMILIES, family_module
 from multihop.pretrain.models.layers.huggingface_names import Names
 
 _SOURCE_WORD = "source_word.weight"
@@ -28,7 +27,7 @@ def names_of(family: str, two_vocabularies: bool = False) -> Names:
         raise UserError(
             f"transformers has no class for family {family}, so that it can be neither exported nor imported"
         )
-    names: Names = import_module(f"multihop.pretrain.models.{family}.huggingface").NAMES
+    names: Names = family_module(family, "huggingface").NAMES
     return names.with_two_vocabularies() if two_vocabularies else names
 
 
@@ -47,7 +46,7 @@ def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) 
             parts = [part[None] for part in parts]
         if names.conv1d and ours[0].startswith("layers."):
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, names.concatenated_along)
         if ours == ["position.weight"]:
             if unused := names.unused_positions(pad):
                 tensor = torch.cat([tensor.new_zeros(unused, tensor.shape[1]), tensor])
@@ -76,7 +75,7 @@ def from_huggingface(
                 tensor = tensor + weights[names.only_segment].float()
         if ours[0] in names.rows:
             tensor = tensor[0]
-        parts = tensor.chunk(len(ours), -1)
+        parts = tensor.chunk(len(ours), names.concatenated_along)
         for name, part in zip(ours, parts, strict=True):
             transposed = names.conv1d and name.startswith("layers.") and part.ndim == 2
             converted[name] = part.T if transposed else part

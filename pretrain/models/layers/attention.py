@@ -10,11 +10,14 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.cpu.blocked_attention import blocked_attention
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
-from multihop.pretrain.models.layers.variable_length import Bounds, attend_by_lengths
+from multihop.pretrain.models.layers.variable_length import Bounds, attend_by_lengths, has_flash_attention
 from multihop.pretrain.packed_tokens import PackedTokens
 
 _PADDED = 1 / 8
 """How much shorter than the longest sequence of its bucket a sequence may be."""
+_SHORT = 3
+"""Up to this many times the window, torch's attention with a mask is faster on a CPU than attention by blocks, which
+computes fewer scores."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ def attend(
     causal: bool,
     dropout: float,
     relative: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Scaled dot-product attention of each token to the tokens of its sequence.
 
@@ -113,21 +117,27 @@ def attend(
         dropout: rate, of the attention weights.
         relative: (N, heads, C), what is added to the products of a query and the keys at each clipped distance; see
             `relative_positions`.
+        window: the largest distance of a token to attend to, in tokens; None: any.
 
     Returns:
         (N, heads, width).
     """
+    if window is not None and window >= sequences.max_seqlen - 1:
+        window = None
     if sequences.cache is not None:
         sequences.cache.append(key, value)
         if sequences.cache.is_decoding:
             return sequences.cache.attend(query, relative)
-    if query.device.type == "cuda" and not sequences.equal and relative is None:
-        return attend_by_lengths(query, key, value, sequences.bounds, sequences.bounds, causal, dropout)
+    on_gpu = query.device.type == "cuda" and relative is None
+    if on_gpu and (not sequences.equal if window is None else has_flash_attention(query)):
+        return attend_by_lengths(
+            query, key, value, sequences.bounds, sequences.bounds, causal, dropout, window=window
+        )
     parts = [query, key, value] if relative is None else [query, key, value, relative]
     if sequences.equal:
         shape = (len(sequences.cu_seqlens) - 1, sequences.max_seqlen)
         dense = (part.view(*shape, *part.shape[1:]).transpose(1, 2) for part in parts)
-        return _dense(*dense, mask=None, causal=causal, dropout=dropout).transpose(1, 2).reshape(query.shape)
+        return _dense(*dense, mask=None, causal=causal, dropout=dropout, window=window).transpose(1, 2).reshape(query.shape)
     flat = [part.reshape(len(part), -1) for part in parts]
     done = []
     for bucket in sequences.buckets:
@@ -135,7 +145,7 @@ def attend(
         dense = (part.index_select(0, bucket.at.flatten()).view(shape).transpose(1, 2) for part in flat)
         # Under a causal mask no token attends to the padding, which comes after it.
         mask = None if causal else bucket.real
-        out = _dense(*dense, mask=mask, causal=causal, dropout=dropout)
+        out = _dense(*dense, mask=mask, causal=causal, dropout=dropout, window=window)
         done.append(out.transpose(1, 2).reshape(-1, flat[0].shape[1]))
     return torch.cat(done).index_select(0, sequences.order).view(query.shape)
 
@@ -149,8 +159,21 @@ def _dense(
     mask: Tensor | None,
     causal: bool,
     dropout: float,
+    window: int | None,
 ) -> Tensor:
     """Attention of (B, heads, T, width); mask: bool (B, 1, 1, T), true at the keys to attend to."""
+    length = query.shape[2]
     if relative is not None or (dropout > 0 and query.device.type == "cpu"):
-        return blocked_attention(query, key, value, relative, mask, causal, dropout)
+        return blocked_attention(query, key, value, relative, mask, causal, dropout, window)
+    if window is not None:
+        if length > _SHORT * window:
+            return blocked_attention(query, key, value, None, mask, causal, dropout, window)
+        near = _near(length, window, causal, query.device)
+        mask, causal = near if mask is None else near & mask, False
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+
+def _near(length: int, window: int, causal: bool, device: torch.device) -> Tensor:
+    """bool (T, T), true where a key is at most `window` from a query, and under a causal mask not after it."""
+    near = torch.ones(length, length, dtype=torch.bool, device=device).tril_(0 if causal else window)
+    return near.triu_(-window)

@@ -40,7 +40,7 @@ class Names:
     ignored: tuple[str, ...] = ()
     """Tensors that have no counterpart here."""
     conv1d: bool = False
-    """Matrices of the blocks are stored (in, out), and query, key and value concatenated."""
+    """Matrices of the blocks are stored (in, out), and query, key and value concatenated along the outputs."""
     null_sizes: tuple[str, ...] = ()
     """Fields of `model` that may be null in config.json, for the default of `model`."""
     dropout_when_absent: float = 0.1
@@ -58,12 +58,19 @@ class Names:
     """Entries of `modules` that are others where source and target have vocabularies of their own."""
     separate_copies: dict[str, str] = field(default_factory=dict)
     """`copies` of such a model."""
+    thetas: dict[str, str] = field(default_factory=dict)
+    """Type of layer in `rope_parameters` of config.json -> field of `model` with the base of its rotary positions."""
     only_segment: str | None = None
     """The embedding of the only token type, which our model does not have: added to the positions on import."""
 
     def with_two_vocabularies(self) -> "Names":
         """The names where source and target have vocabularies of their own."""
         return replace(self, modules={**self.modules, **self.separate}, copies=self.separate_copies)
+
+    @property
+    def concatenated_along(self) -> int:
+        """The dimension along which several of our tensors are one in transformers: that of the outputs."""
+        return -1 if self.conv1d else 0
 
     def unused_positions(self, pad: int) -> int:
         """How many rows of the stored position embedding come before the first position."""

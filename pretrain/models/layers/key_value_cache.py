@@ -15,7 +15,8 @@ class KeyValueCache:
 
     The first `encode` with it reads the prompts, packed; each later one, after `advance`, a token of each sequence.
     The prompts end in the same column, so that all sequences grow by the same one. Prompts of no tokens are not read:
-    `advance` comes first.
+    `advance` comes first. Layers with a sliding window keep only the tokens within it: column c is at c modulo the
+    window's size.
     """
 
     def __init__(
@@ -28,15 +29,27 @@ class KeyValueCache:
     ) -> None:
         """Args: lengths: of the prompts, in tokens; new_tokens: how many more there is room for at first."""
         longest = max(lengths)
-        shape = (config.layers, 2, len(lengths), config.heads, longest + new_tokens, config.hidden // config.heads)
-        self._kept = torch.zeros(shape, device=device, dtype=dtype)
+        windows = config.causal_windows()
+        self._sizes = [None if window is None else window + 1 for window in windows]
+        self._kept = {
+            size: torch.zeros(
+                self._sizes.count(size),
+                2,
+                len(lengths),
+                config.heads,
+                longest + new_tokens if size is None else size,
+                config.hidden // config.heads,
+                device=device,
+                dtype=dtype,
+            )
+            for size in set(self._sizes)
+        }
+        self._number = [self._sizes[:layer].count(size) for layer, size in enumerate(self._sizes)]
         each = torch.tensor(lengths, device=device)
         self._rows = torch.repeat_interleave(each)
         before = torch.repeat_interleave(each.cumsum(0) - longest, each)
         self._columns = torch.arange(len(self._rows), device=device) - before
-        self._seen = None
-        if min(lengths) < longest:
-            self._seen = (torch.arange(longest + new_tokens, device=device) >= longest - each[:, None])[:, None, None]
+        self._first = longest - each if min(lengths) < longest else None
         self._length, self._layer, self.is_decoding = longest, -1 if longest else config.layers - 1, False
 
     @property
@@ -46,38 +59,51 @@ class KeyValueCache:
 
     def advance(self) -> None:
         """The next `encode` has the token after those before, of each sequence."""
-        assert self._layer == len(self._kept) - 1, "the model has fewer or more layers"
+        assert self._layer == len(self._sizes) - 1, "the model has fewer or more layers"
         self._length, self._layer, self.is_decoding = self._length + 1, -1, True
-        if self._length > self._kept.shape[4]:
-            self._kept = F.pad(self._kept, (0, 0, 0, self._length))  # twice the room
-            if self._seen is not None:
-                self._seen = F.pad(self._seen, (0, self._length), value=True)
+        if None in self._kept and self._length > self._kept[None].shape[4]:
+            self._kept[None] = F.pad(self._kept[None], (0, 0, 0, self._length))  # twice the room
 
     def select(self, sequences: Tensor) -> None:
         """Sequence i becomes the one that was at sequences[i], int64 (S',)."""
-        kept = self._kept.new_empty(*self._kept.shape[:2], len(sequences), *self._kept.shape[3:])
-        kept[..., : self._length, :] = self._kept[..., : self._length, :].index_select(2, sequences)
-        self._kept = kept
-        if self._seen is not None:
-            self._seen = self._seen.index_select(0, sequences)
+        for size, kept in self._kept.items():
+            used = min(self._length, kept.shape[4])
+            selected = kept.new_empty(*kept.shape[:2], len(sequences), *kept.shape[3:])
+            selected[..., :used, :] = kept[..., :used, :].index_select(2, sequences)
+            self._kept[size] = selected
+        if self._first is not None:
+            self._first = self._first.index_select(0, sequences)
 
     def append(self, key: Tensor, value: Tensor) -> None:
         """Keep the keys and values, (N, heads, width), of the next layer."""
         self._layer += 1
-        for kept, new in zip(self._kept[self._layer], (key, value), strict=True):
+        size = self._sizes[self._layer]
+        rows, columns = self._rows, self._columns
+        if size is not None and not self.is_decoding:
+            near = (columns >= self._length - size).nonzero()[:, 0]
+            rows, columns, key, value = rows[near], columns[near] % size, key[near], value[near]
+        for kept, new in zip(self._kept[size][self._number[self._layer]], (key, value), strict=True):
             if self.is_decoding:
-                kept[:, :, self._length - 1] = new
+                kept[:, :, (self._length - 1) % (size or self._length)] = new
             else:
-                kept[self._rows, :, self._columns] = new
+                kept[rows, :, columns] = new
 
     def attend(self, query: Tensor, relative: Tensor | None = None) -> Tensor:
-        """Attention of the last token of each sequence to all of its tokens: (S, heads, width) -> the same.
+        """Attention of the last token of each sequence to all of its tokens, or those within the layer's window:
+        (S, heads, width) -> the same.
 
         Args:
             relative: (S, heads, C), as in `attention.attend`.
         """
-        key, value = self._kept[self._layer, :, :, :, : self._length]
-        mask = None if self._seen is None else self._seen[..., : self._length]
+        size = self._sizes[self._layer]
+        used = min(self._length, size or self._length)
+        key, value = self._kept[size][self._number[self._layer], :, :, :, :used]
+        mask = None
+        if self._first is not None:
+            columns = torch.arange(used, device=query.device)
+            if size is not None:  # the newest column whose place this is
+                columns = self._length - 1 - (self._length - 1 - columns) % size
+            mask = (columns >= self._first[:, None])[:, None, None]
         if relative is not None:
             last = torch.tensor([self._length - 1], device=query.device)
             # Prompts end in the same column, so that columns differ as positions do.

@@ -37,6 +37,7 @@ def attend_by_lengths(
     causal: bool = False,
     dropout: float = 0.0,
     scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of each sequence of queries to the sequence of keys of the same number.
 
@@ -46,11 +47,12 @@ def attend_by_lengths(
     Args:
         query: (Nq, heads, width); key, value: (Nk, heads, width).
         scale: of the scores; None: width**-0.5.
+        window: the largest distance of a key to attend to, in tokens; None: any. Only where `has_flash_attention`.
 
     Returns:
         (Nq, heads, width).
     """
-    if _is_for_flash(query):
+    if has_flash_attention(query):
         # torch.nn.attention.varlen calls the same operation, without dropout.
         out, *_ = torch.ops.aten._flash_attention_forward(
             query,
@@ -64,9 +66,12 @@ def attend_by_lengths(
             causal,
             False,
             scale=scale,
+            window_size_left=window,
+            window_size_right=0 if causal and window is not None else window,
         )
         flash: Tensor = out
         return flash
+    assert window is None
     # torch wants to know that no sequence is empty, and would read the smallest length from the device in each call.
     q, k, v = (
         partial(
@@ -81,6 +86,7 @@ def attend_by_lengths(
     return attended.transpose(1, 2).values()
 
 
-def _is_for_flash(query: Tensor) -> bool:
+def has_flash_attention(query: Tensor) -> bool:
+    """Whether FlashAttention 2 takes queries, (Nq, heads, width), of this type and width on this device."""
     narrow = query.dtype in (torch.bfloat16, torch.float16)
     return narrow and query.shape[2] in _WIDTHS and torch.cuda.get_device_capability(query.device) >= _AMPERE

@@ -1,0 +1,141 @@
+"""ModernBERT (Warner et al. 2024), and what its causal twin shares with it."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from multihop.common.config import FINE_TUNING, MEMORY, UPDATES
+from multihop.common.errors import UserError
+from multihop.pretrain.models.config import SIZES, TRAINING, AttentionConfig, OutputBias, WordInit
+from multihop.pretrain.models.family import Family, sizes
+
+MODERN_SIZES: dict[str, dict[str, Any]] = {
+    # Small sizes for CPUs.
+    "tiny": sizes(4, 128, 2, 1024, intermediate=192),
+    "mini": sizes(6, 256, 4, 1024, intermediate=384),
+}
+"""Sizes that the twins have in common, by the ending of the preset's name."""
+ETTIN_SIZES: dict[str, dict[str, Any]] = {
+    # Weller et al. 2025, table 1.
+    "17m": sizes(7, 256, 4, 8192, intermediate=384),
+    "32m": sizes(10, 384, 6, 8192, intermediate=576),
+    "68m": sizes(19, 512, 8, 8192, intermediate=768),
+    "150m": sizes(22, 768, 12, 8192, intermediate=1152),
+    "400m": sizes(28, 1024, 16, 8192, intermediate=2624),
+    "1b": sizes(28, 1792, 28, 8192, intermediate=3840),
+}
+"""The sizes of the Ettin suite, which has an encoder and a decoder of each."""
+
+
+class ModernConfig(AttentionConfig):
+    """What ModernBERT and its causal twin have in common: rotary positions, GEGLU, pre-norm without biases, and
+    sliding-window attention in most layers."""
+
+    dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout rate after the embeddings, of the attention weights, after the attention's output projection, and before
+    the feed-forward's."""
+    intermediate: Annotated[int, SIZES] = Field(ge=1)
+    """Width between the projections of a feed-forward block; default 1.5 * `hidden`: three matrices of this width have
+    about as many weights as two of the usual 4 * `hidden` would at 60 % of it."""
+    local_attention: Annotated[int, SIZES] = Field(default=128, ge=2)
+    """Width of the sliding window of the local layers, in tokens: a token attends to those at most half of this away
+    on each side; a causal one to itself and to `local_attention` / 2 - 1 tokens before it."""
+    global_attn_every_n_layers: Annotated[int, SIZES] = Field(default=3, ge=1)
+    """The first of every so many layers attends to the whole sequence, the others within the window; 1: all do."""
+    global_rope_theta: Annotated[float, SIZES] = Field(default=160_000.0, gt=0.0)
+    """Base of the wavelengths of the rotary positions in global layers."""
+    local_rope_theta: Annotated[float, SIZES] = Field(default=10_000.0, gt=0.0)
+    """Base of the wavelengths of the rotary positions in local layers."""
+    word_init: WordInit = "random"
+    output_bias: OutputBias = "zeros"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_intermediate(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "hidden" in content and "intermediate" not in content:
+            try:
+                return {**content, "intermediate": max(1, int(content["hidden"]) * 3 // 2)}
+            except (TypeError, ValueError, OverflowError):
+                return {**content, "intermediate": 1}  # `hidden` is refused, and only it
+        return content
+
+    @model_validator(mode="after")
+    def _rotary_needs_even_heads(self) -> "ModernConfig":
+        if self.hidden // self.heads % 2:
+            raise UserError(
+                f"hidden={self.hidden} and heads={self.heads} make heads of width {self.hidden // self.heads}, and "
+                "rotary positions need an even width; change one of them"
+            )
+        if self.local_attention % 2:
+            raise UserError(
+                f"local_attention={self.local_attention} is odd, and each side of the window has half of it; set an "
+                "even number"
+            )
+        return self
+
+    def is_global(self, layer: int) -> bool:
+        """Whether a layer, numbered from 0, attends to the whole sequence."""
+        return layer % self.global_attn_every_n_layers == 0
+
+    def _multiply_adds(self, lengths: NDArray[np.int64], last_tokens: float, causal: bool) -> float:
+        """Multiply-adds of the layers in a forward pass, without embeddings and heads.
+
+        Args:
+            last_tokens: number of tokens whose states the last layer computes after its keys and values.
+        """
+        hidden, tokens, length = self.hidden, float(lengths.sum()), lengths.astype(np.float64)
+        inputs, outputs = 3 * hidden**2, hidden**2 + 3 * hidden * self.intermediate
+        projections = self.layers * tokens * inputs + ((self.layers - 1) * tokens + last_tokens) * outputs
+        # Under a causal mask a token attends to half of the others, or to one side of the window.
+        everything = float((length**2).sum()) * (0.5 if causal else 1.0)
+        window = np.minimum(self.window(causal), length - 1)
+        one_side = window * length - window * (window + 1) / 2
+        local = float((length + one_side * (1 if causal else 2)).sum())
+        global_layers = sum(self.is_global(layer) for layer in range(self.layers))
+        scores = global_layers * everything + (self.layers - global_layers) * min(local, everything)
+        return projections + 2 * hidden * scores
+
+    def causal_windows(self) -> list[int | None]:
+        """See `AttentionConfig.causal_windows`."""
+        return [None if self.is_global(layer) else self.window(causal=True) for layer in range(self.layers)]
+
+    def window(self, causal: bool) -> int:
+        """The largest distance of a token that a local layer attends to, in tokens."""
+        return self.local_attention // 2 - (1 if causal else 0)
+
+
+class ModernBertConfig(ModernConfig):
+    """The recipe's `model` section with `family: modernbert`."""
+
+    family: Annotated[Literal["modernbert"], SIZES] = "modernbert"
+
+    def train_flops(
+        self,
+        vocab_size: int,
+        lengths: NDArray[np.int64],
+        predicted: int,
+        source_lengths: NDArray[np.int64] | None = None,
+    ) -> float:
+        """See `ModelConfig.train_flops`. What follows the last layer's attention is computed for predicted tokens."""
+        stack = self._multiply_adds(lengths, predicted, causal=False)
+        return 2 * TRAINING * (stack + predicted * self.hidden * (vocab_size + self.hidden))
+
+
+FAMILY = Family(
+    display_name="ModernBERT",
+    config=ModernBertConfig,
+    model_class="ModernBert",
+    causal=False,
+    pooling="first",
+    objectives=("mlm",),
+    auto_class="AutoModelForMaskedLM",
+    presets={
+        **{f"modernbert-{name}": size for name, size in MODERN_SIZES.items()},
+        # Warner et al. 2024, table 4 in appendix A.
+        "modernbert-base": ETTIN_SIZES["150m"],
+        "modernbert-large": ETTIN_SIZES["400m"],
+        **{f"ettin-encoder-{name}": size for name, size in ETTIN_SIZES.items()},
+    },
+)

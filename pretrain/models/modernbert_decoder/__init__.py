@@ -1,0 +1,1 @@
+"""The causal twin of ModernBERT (Weller et al. 2025)."""

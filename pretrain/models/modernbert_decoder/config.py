@@ -1,0 +1,42 @@
+"""The causal twin of ModernBERT (Weller et al. 2025)."""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multihop.pretrain.models.config import SIZES, TRAINING
+from multihop.pretrain.models.family import Family
+from multihop.pretrain.models.modernbert.config import ETTIN_SIZES, MODERN_SIZES, ModernConfig
+
+
+class ModernBertDecoderConfig(ModernConfig):
+    """The recipe's `model` section with `family: modernbert-decoder`."""
+
+    family: Annotated[Literal["modernbert-decoder"], SIZES] = "modernbert-decoder"
+
+    def train_flops(
+        self,
+        vocab_size: int,
+        lengths: NDArray[np.int64],
+        predicted: int,
+        source_lengths: NDArray[np.int64] | None = None,
+    ) -> float:
+        """See `ModelConfig.train_flops`."""
+        stack = self._multiply_adds(lengths, float(lengths.sum()), causal=True)
+        return 2 * TRAINING * (stack + predicted * self.hidden * (vocab_size + self.hidden))
+
+
+FAMILY = Family(
+    display_name="ModernBERT decoder",
+    config=ModernBertDecoderConfig,
+    model_class="ModernBertDecoder",
+    causal=True,
+    pooling="last",
+    objectives=("clm",),
+    auto_class="AutoModelForCausalLM",
+    presets={
+        **{f"modernbert-decoder-{name}": size for name, size in MODERN_SIZES.items()},
+        **{f"ettin-decoder-{name}": size for name, size in ETTIN_SIZES.items()},
+    },
+)
