@@ -100,6 +100,10 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
                 "and positions start after pad_token_id; copy the model again"
             )
         sizes["max_positions"] -= names.unused_positions(pad)
+    if names.thetas:
+        sizes |= _rope_thetas(config, names.thetas, path)
+    if names.layer_types:
+        sizes |= _global_layers(config, names.layer_types, path)
     dropout = config.get(names.dropout[0], names.dropout_when_absent)
     try:
         model = parse_model_config({"family": family, **sizes, "dropout": dropout})
@@ -115,6 +119,48 @@ def _family_of(config: dict[str, Any], path: Path) -> str:
     if not isinstance(model_type, str) or model_type not in known:
         raise UserError(f"{path} has model_type={reprlib.repr(model_type)}; known are {', '.join(known)}")
     return known[model_type]
+
+
+def _rope_thetas(config: dict[str, Any], thetas: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The bases of the rotary positions, by field of `model`; those that config.json does not have are left out.
+
+    Raises:
+        UserError: The positions are scaled, or rotate only a part of each head.
+    """
+    found = {}
+    for layer_type, field in thetas.items():
+        parameters: dict[str, Any] = {}
+        for part in (config.get("rope_scaling"), (config.get("rope_parameters") or {}).get(layer_type)):
+            parameters |= part or {}
+        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+        if rope_type != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise UserError(
+                f"{path} has rotary positions of rope_type={reprlib.repr(rope_type)}, and multihop computes only the "
+                "default ones, of whole heads; choose a model with them"
+            )
+        theta = parameters.get("rope_theta", config.get(field))
+        if theta is not None:
+            found[field] = theta
+    return found
+
+
+def _global_layers(config: dict[str, Any], field: str, path: Path) -> dict[str, Any]:
+    """After how many layers another one is global.
+
+    Raises:
+        UserError: Global layers do not come at equal distances, from the first one on.
+    """
+    types = config.get("layer_types")
+    if types is None:
+        return {} if config.get(field) is None else {field: config[field]}
+    after = next((layer for layer, kind in enumerate(types) if layer and kind == "full_attention"), len(types))
+    expected = ["sliding_attention" if layer % after else "full_attention" for layer in range(len(types))]
+    if types != expected or len(types) != config.get("num_hidden_layers"):
+        raise UserError(
+            f"{path} has layer_types={reprlib.repr(types)}, and a model of multihop's has a global layer first and "
+            "again after every so many layers; choose such a model"
+        )
+    return {field: after}
 
 
 def config_json(
@@ -158,10 +204,14 @@ def config_json(
     sizes = {theirs: getattr(model, ours) for ours, theirs in names.sizes.items()}
     if causal:
         ids = {"bos_token_id": special_ids["end"], "eos_token_id": special_ids["end"], "pad_token_id": None}
+        if names.special_ids:
+            ids = dict.fromkeys((*ids, "cls_token_id", "sep_token_id"), special_ids["end"])
     elif translates:
         ids = _translating_ids(special_ids)
     else:
         tokens = {"bos_token_id": "cls", "eos_token_id": "sep", "pad_token_id": "pad"}
+        if names.special_ids:
+            tokens |= {"cls_token_id": "cls", "sep_token_id": "sep"}
         ids = {key: special_ids[token] for key, token in tokens.items()}
     if names.positions_after_pad:
         sizes[names.sizes["max_positions"]] += names.unused_positions(special_ids["pad"])
@@ -181,6 +231,7 @@ def config_json(
         **{key: sizes[other] for key, other in names.repeated.items()},
         **{key: value for key, (value, _) in names.fixed.items()},
         **dict.fromkeys(names.dropout, model.dropout),
+        **{field: getattr(model, field) for field in (*names.thetas.values(), names.layer_types) if field},
         **ids,
         "initializer_range": 0.02,
     }

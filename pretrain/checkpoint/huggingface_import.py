@@ -135,16 +135,18 @@ def _expected(
 ) -> dict[str, list[int]]:
     """Name and shape of each tensor of a model of these sizes with all heads.
 
-    Sizes that the files cannot have are refused before anything of these sizes is built: only one layer is outlined.
+    Sizes that the files cannot have are refused before anything of these sizes is built: only two layers are outlined,
+    because the first one may lack a norm.
     """
     assert isinstance(model, AttentionConfig), "transformers has no class of recurrent models with these equations"
     stored = [(name, file.get_slice(name).get_shape()) for file in files.values() for name in sorted(file.keys())]
     (vocab_size, source_vocab_size), two = vocabularies, vocabularies[1] is not None
     elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family, two)
+    has_positions = any(module.endswith("position") for module in names.modules) and not names.sinusoids
     for key, size, width in (
         ("decoder_vocab_size" if two else "vocab_size", vocab_size, model.embedding_width),
         ("vocab_size", source_vocab_size or 0, model.embedding_width),
-        (names.sizes["max_positions"], 0 if names.sinusoids else model.max_positions, model.embedding_width),
+        (names.sizes["max_positions"], model.max_positions if has_positions else 0, model.embedding_width),
         (names.sizes["hidden"], model.hidden, model.hidden),
         (names.sizes.get("intermediate", "intermediate"), model.intermediate, model.hidden),
     ):
@@ -153,19 +155,21 @@ def _expected(
                 f"{source / CONFIG} has {key}={size}, which makes one matrix of {size * width:,} elements, and the "
                 f"files have {elements:,} in all; copy both files from one model"
             )
-    one_layer = model.model_copy(update={"layers": 1})
+    shallow = model.model_copy(update={"layers": min(2, model.layers)})
     with torch.device("meta"):
-        tensors = to_huggingface(
-            one_layer, pad, build_model_on_meta(one_layer, vocab_size, source_vocab_size).state_dict()
-        )
+        tensors = to_huggingface(shallow, pad, build_model_on_meta(shallow, vocab_size, source_vocab_size).state_dict())
         outline = {name: list(tensor.shape) for name, tensor in tensors}
     known, shapes = {_without_old_names(name) for name, _ in stored}, {}
+    # Where all layers share one block, its prefix has no number.
+    prefixes = [each.prefix for each in names.blocks.values() if "{}" in each.prefix]
     for name, shape in outline.items():
-        # Where all layers share one block, its prefix has no number, and is the same for all.
-        prefix = next((each.prefix for each in names.blocks.values() if name.startswith(each.prefix.format(0))), None)
-        for layer in range(1 if prefix is None or "{}" not in prefix else model.layers):
-            full = name if prefix is None else prefix.format(layer) + name.removeprefix(prefix.format(0))
-            if layer and full not in known and full.removeprefix(names.prefix) not in known:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix.format(1))), None)
+        if prefix is None:
+            shapes[name] = shape
+            continue
+        for layer in range(1, model.layers):
+            full = prefix.format(layer) + name.removeprefix(prefix.format(1))
+            if full not in known and full.removeprefix(names.prefix) not in known:
                 raise UserError(
                     f"{source} lacks {full}, and {CONFIG} has {model.layers} layers; copy both files from one model"
                 )

@@ -59,7 +59,13 @@ class Names:
     separate_copies: dict[str, str] = field(default_factory=dict)
     """`copies` of such a model."""
     thetas: dict[str, str] = field(default_factory=dict)
-    """Type of layer in `rope_parameters` of config.json -> field of `model` with the base of its rotary positions."""
+    """Type of layer in `rope_parameters` of config.json -> field of `model` with the base of its rotary positions,
+    which files of transformers 4 have under the same name."""
+    layer_types: str | None = None
+    """The field of `model` that says which layers are global, which files of transformers 4 have under the same name
+    and those of transformers 5 as the list `layer_types`."""
+    special_ids: bool = False
+    """config.json has cls_token_id and sep_token_id too, and none of the special ids may be null."""
     only_segment: str | None = None
     """The embedding of the only token type, which our model does not have: added to the positions on import."""
 

@@ -11,22 +11,27 @@ from multihop.common.errors import UserError
 from multihop.pretrain.models.config import SIZES, TRAINING, AttentionConfig, OutputBias, WordInit
 from multihop.pretrain.models.family import Family, sizes
 
-MODERN_SIZES: dict[str, dict[str, Any]] = {
-    # Small sizes for CPUs.
-    "tiny": sizes(4, 128, 2, 1024, intermediate=192),
-    "mini": sizes(6, 256, 4, 1024, intermediate=384),
-}
-"""Sizes that the twins have in common, by the ending of the preset's name."""
-ETTIN_SIZES: dict[str, dict[str, Any]] = {
-    # Weller et al. 2025, table 1.
-    "17m": sizes(7, 256, 4, 8192, intermediate=384),
-    "32m": sizes(10, 384, 6, 8192, intermediate=576),
-    "68m": sizes(19, 512, 8, 8192, intermediate=768),
-    "150m": sizes(22, 768, 12, 8192, intermediate=1152),
-    "400m": sizes(28, 1024, 16, 8192, intermediate=2624),
-    "1b": sizes(28, 1792, 28, 8192, intermediate=3840),
-}
-"""The sizes of the Ettin suite, which has an encoder and a decoder of each."""
+def sizes_of_both(name: str, ettin: str) -> dict[str, dict[str, Any]]:
+    """The presets that ModernBERT and its causal twin have in common.
+
+    Args:
+        name: beginning of the names of the small sizes, for CPUs.
+        ettin: beginning of the names of the sizes of the Ettin suite (Weller et al. 2025, table 1, and config.json).
+    """
+    return {
+        f"{name}-tiny": sizes(4, 128, 2, 1024, intermediate=192),
+        f"{name}-mini": sizes(6, 256, 4, 1024, intermediate=384),
+        f"{ettin}-17m": _ettin(7, 256, 4, 384),
+        f"{ettin}-32m": _ettin(10, 384, 6, 576),
+        f"{ettin}-68m": _ettin(19, 512, 8, 768),
+        f"{ettin}-150m": _ettin(22, 768, 12, 1152),
+        f"{ettin}-400m": _ettin(28, 1024, 16, 2624),
+        f"{ettin}-1b": _ettin(28, 1792, 28, 3840),
+    }
+
+
+def _ettin(layers: int, hidden: int, heads: int, intermediate: int) -> dict[str, Any]:
+    return sizes(layers, hidden, heads, 7999, intermediate=intermediate, local_rope_theta=160_000.0)
 
 
 class ModernConfig(AttentionConfig):
@@ -132,10 +137,9 @@ FAMILY = Family(
     objectives=("mlm",),
     auto_class="AutoModelForMaskedLM",
     presets={
-        **{f"modernbert-{name}": size for name, size in MODERN_SIZES.items()},
-        # Warner et al. 2024, table 4 in appendix A.
-        "modernbert-base": ETTIN_SIZES["150m"],
-        "modernbert-large": ETTIN_SIZES["400m"],
-        **{f"ettin-encoder-{name}": size for name, size in ETTIN_SIZES.items()},
+        **sizes_of_both("modernbert", "ettin-encoder"),
+        # Warner et al. 2024, appendix A.
+        "modernbert-base": sizes(22, 768, 12, 8192, intermediate=1152),
+        "modernbert-large": sizes(28, 1024, 16, 8192, intermediate=2624),
     },
 )

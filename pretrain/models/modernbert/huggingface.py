@@ -4,11 +4,7 @@ from typing import Any
 
 from multihop.pretrain.models.layers.huggingface_names import BERT_SIZES, Blocks, Names
 
-SIZES = {
-    **BERT_SIZES,
-    "local_attention": "local_attention",
-    "global_attn_every_n_layers": "global_attn_every_n_layers",
-}
+SIZES = {**BERT_SIZES, "local_attention": "local_attention"}
 FIXED: dict[str, tuple[Any, Any]] = {
     "hidden_activation": ("gelu", "gelu"),
     "classifier_activation": ("gelu", "gelu"),
@@ -22,7 +18,7 @@ FIXED: dict[str, tuple[Any, Any]] = {
 }
 DROPOUT = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
-"""The types of layers of transformers, and the keys of their bases in `model` and in older files."""
+LAYER_TYPES = "global_attn_every_n_layers"
 MODULES = {
     "word": "model.embeddings.tok_embeddings",
     "embedding_norm": "model.embeddings.norm",
@@ -56,5 +52,8 @@ NAMES = Names(
     },
     heads=("head.", "decoder."),
     copies=COPIES,
+    null_sizes=("local_attention",),
     thetas=THETAS,
+    layer_types=LAYER_TYPES,
+    special_ids=True,
 )

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from multihop.pretrain.models.config import SIZES, TRAINING
 from multihop.pretrain.models.family import Family
-from multihop.pretrain.models.modernbert.config import ETTIN_SIZES, MODERN_SIZES, ModernConfig
+from multihop.pretrain.models.modernbert.config import ModernConfig, sizes_of_both
 
 
 class ModernBertDecoderConfig(ModernConfig):
@@ -35,8 +35,5 @@ FAMILY = Family(
     pooling="last",
     objectives=("clm",),
     auto_class="AutoModelForCausalLM",
-    presets={
-        **{f"modernbert-decoder-{name}": size for name, size in MODERN_SIZES.items()},
-        **{f"ettin-decoder-{name}": size for name, size in ETTIN_SIZES.items()},
-    },
+    presets=sizes_of_both("modernbert-decoder", "ettin-decoder"),
 )

@@ -1,7 +1,7 @@
 """The names of ModernBERT's causal twin at Hugging Face."""
 
 from multihop.pretrain.models.layers.huggingface_names import Blocks, Names
-from multihop.pretrain.models.modernbert.huggingface import BLOCK, COPIES, DROPOUT, FIXED, MODULES, SIZES, THETAS
+from multihop.pretrain.models.modernbert.huggingface import BLOCK, COPIES, DROPOUT, FIXED, LAYER_TYPES, MODULES, SIZES, THETAS
 
 NAMES = Names(
     model_type="modernbert-decoder",
@@ -25,5 +25,8 @@ NAMES = Names(
     },
     heads=("lm_head.", "decoder."),
     copies=COPIES,
+    null_sizes=("local_attention",),
     thetas=THETAS,
+    layer_types=LAYER_TYPES,
+    special_ids=True,
 )
