@@ -44,8 +44,15 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             reads = phase.schedule in schedules
             yield f"{where}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
     optimizer = config.optimizer
-    is_lamb = optimizer.name == "lamb"
-    yield "optimizer.max_trust", optimizer, "max_trust", is_lamb, (f"name={optimizer.name}", "optimizer.name=lamb")
+    for name, optimizers in (
+        ("max_trust", ("lamb",)),
+        ("momentum", ("muon",)),
+        ("muon_scale", ("muon",)),
+        ("adamw_lr_ratio", ("muon",)),
+    ):
+        reads = optimizer.name in optimizers
+        instead = f"optimizer.name={' or '.join(optimizers)}"
+        yield f"optimizer.{name}", optimizer, name, reads, (f"name={optimizer.name}", instead)
     by_samples = any(phase.global_batch_tokens is None for phase in config.phases)
     by_tokens = ("phases[].global_batch_tokens", "engine.micro_batch_tokens")
     yield "engine.micro_batch_size", config.engine, "micro_batch_size", by_samples, by_tokens

@@ -125,8 +125,9 @@ class PhaseConfig(Section):
 class OptimizerConfig(Section):
     """The update rule."""
 
-    name: Annotated[Literal["adamw", "lamb"], UPDATES] = "adamw"
-    """adamw: Loshchilov and Hutter 2019; lamb: You et al. 2020, for large batches."""
+    name: Annotated[Literal["adamw", "lamb", "muon"], UPDATES] = "adamw"
+    """adamw: Loshchilov and Hutter 2019; lamb: You et al. 2020, for large batches; muon: Jordan et al. 2024, for the
+    matrices of the layers, with AdamW for everything else."""
     weight_decay: Annotated[float, UPDATES] = Field(default=0.01, ge=0.0)
     """Decoupled weight decay; not applied to biases and layer norms."""
     betas: Annotated[tuple[float, float], UPDATES] = (0.9, 0.999)
@@ -135,6 +136,14 @@ class OptimizerConfig(Section):
     """Maximum global gradient norm; 0 disables clipping."""
     max_trust: Annotated[float, UPDATES] = Field(default=10.0, gt=0.0)
     """lamb: upper bound of the trust ratio."""
+    momentum: Annotated[float, UPDATES] = Field(default=0.95, ge=0.0, lt=1.0)
+    """muon: decay rate of the momentum, which is Nesterov's."""
+    muon_scale: Annotated[Literal["match_rms_adamw", "original"], UPDATES] = "match_rms_adamw"
+    """muon: factor of an orthogonalized update. match_rms_adamw: 0.2 * sqrt(max(rows, columns)), with which updates are
+    as large as AdamW's and its learning rates apply (Liu et al. 2025); original: sqrt(max(1, rows / columns)), for
+    rates near 0.02 (Jordan et al. 2024)."""
+    adamw_lr_ratio: Annotated[float, UPDATES] = Field(default=1.0, gt=0.0)
+    """muon: the learning rate of what AdamW updates, as a multiple of `phases[].lr`."""
 
 
 class EngineConfig(Section):

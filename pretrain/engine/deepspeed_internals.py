@@ -22,7 +22,8 @@ from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.optim.norms import squared_norms
-from multihop.pretrain.optim.optimizers import Slice, build_optimizer, whole_shape
+from multihop.pretrain.optim.optimizers import build_optimizer
+from multihop.pretrain.optim.slices import Slice, whole_shape
 
 TESTED_VERSIONS = ("0.19.8",)
 _GRADIENT_ATTRIBUTES = ("device", "check_overflow", "get_grad_norm_direct")
@@ -162,6 +163,23 @@ def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, wor
 def held_slices(module: nn.Module, owned: list[Slice], stage: int) -> list[Slice]:
     """The slices whose weights and moments this rank needs to resume: what it owns, and in stage 0 everything."""
     return owned if stage > 0 else list(_even_slices(module, 0, 1))
+
+
+def updated_together(
+    module: nn.Module, optimizer: torch.optim.Optimizer, zero: Any | None, stage: int
+) -> list[tuple[list[Tensor], list[str]]]:
+    """The flat buffers, and the parameters in them, that each call of the optimizer's step() updates.
+
+    In stage 3 DeepSpeed calls it for one sub-group at a time, in the others once for all.
+    """
+    if stage < 3:
+        flats = [flat for group in optimizer.param_groups for flat in group["params"]]
+        return [(flats, [name for name, _ in module.named_parameters()])]
+    assert zero is not None
+    names: list[list[str]] = [[] for _ in zero.fp32_partitioned_groups_flat]
+    for name, parameter in module.named_parameters():
+        names[zero.grad_position[zero.get_param_id(parameter)][0]].append(name)
+    return [([flat], own) for flat, own in zip(zero.fp32_partitioned_groups_flat, names, strict=True)]
 
 
 def spread_weights(zero: Any | None, stage: int) -> None:

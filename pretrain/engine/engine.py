@@ -16,13 +16,17 @@ from multihop.pretrain.engine.deepspeed_internals import (
     initialize,
     owned_slices,
     spread_weights,
+    updated_together,
 )
 from multihop.pretrain.engine.inputs import on_device
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.norms import clip_grad_norm_
-from multihop.pretrain.optim.optimizers import MOMENTS, Lamb, whole_shape
+from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.muon import Muon, Together
+from multihop.pretrain.optim.optimizers import is_orthogonalized, moments_of
+from multihop.pretrain.optim.slices import whole_shape
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -76,8 +80,11 @@ class Engine:
         self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
         self.slices = owned_slices(model, self._zero, self._stage, ranks.rank, ranks.world_size)
         self._held = held_slices(model, self.slices, self._stage)
+        self._moments = {name: moments_of(config.optimizer, name, shape) for name, shape in self.parameters.items()}
         for piece in self._held:
-            self._allocate_state(piece.flat)
+            self._allocate_state(piece.flat, self._moments[piece.name])
+        if isinstance(self._optimizer, Muon):
+            self._bind_muon(self._optimizer)
         if isinstance(self._optimizer, Lamb):
             all_reduce_sum_ = ranks.all_reduce_sum_ if self._stage > 0 else _keep  # in stage 0 no tensor is split
             self._optimizer.bind(self._held, all_reduce_sum_, list(self.parameters))
@@ -109,7 +116,7 @@ class Engine:
         Waits for the device, once, for the gradient's norm.
         """
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_ratio", 1.0)
         self._deepspeed.step()
         if self._stage == 0:
             return self._last_of_stage_0
@@ -139,15 +146,18 @@ class Engine:
         for piece in self.slices:
             state = self._optimizer.state[piece.flat]
             tensors[f"weight/{piece.name}@{piece.start}"] = piece.of(piece.flat.detach())
-            for kind in MOMENTS:
+            for kind in self._moments[piece.name]:
                 tensors[f"{kind}/{piece.name}@{piece.start}"] = piece.of(state[kind])
         updates = int(self._optimizer.state[self.slices[-1].flat]["step"]) if self.slices else 0
         return tensors, updates, self._scaler_state()
 
     def wanted(self, with_state: bool) -> list[tuple[str, str, int, int]]:
         """The slices that `restore` takes, as (kind, parameter, start, elements)."""
-        kinds = ("weight", *MOMENTS) if with_state else ("weight",)
-        return [(kind, piece.name, piece.start, piece.numel) for piece in self._held for kind in kinds]
+        return [
+            (kind, piece.name, piece.start, piece.numel)
+            for piece in self._held
+            for kind in ("weight", *(self._moments[piece.name] if with_state else ()))
+        ]
 
     @torch.no_grad()
     def restore(self, values: Iterator[Tensor], updates: int | None, counters: dict[str, float]) -> None:
@@ -163,7 +173,7 @@ class Engine:
             if updates is not None:
                 state = self._optimizer.state[piece.flat]
                 state["step"].fill_(float(updates))
-                for kind in MOMENTS:
+                for kind in self._moments[piece.name]:
                     piece.of(state[kind]).copy_(next(values))
         spread_weights(self._zero, self._stage)
         if updates is not None and self._scaler_state().keys() == counters.keys():
@@ -183,13 +193,31 @@ class Engine:
         is_dynamic = self._scaler is not None and self._scaler.dynamic
         return {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE} if is_dynamic else {}
 
-    def _allocate_state(self, flat: Tensor) -> None:
+    def _bind_muon(self, optimizer: Muon) -> None:
+        names = list(self.parameters)
+        numbers = {name: number for number, name in enumerate(names)}
+        rows = [[numbers[piece.name], piece.start, piece.numel] for piece in self._held]
+        held = self.ranks.all_gather_rows(torch.tensor(rows, dtype=torch.int64).reshape(-1, 3))
+        calls = []
+        for flats, its in updated_together(self.module, self._optimizer, self._zero, self._stage):
+            shapes = {name: self.parameters[name] for name in its if is_orthogonalized(name, self.parameters[name])}
+            calls.append(Together(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
+        optimizer.bind(
+            calls,
+            self._held,
+            [[(names[number], start, numel) for number, start, numel in each.tolist()] for each in held],
+            self.ranks.rank,
+            self.ranks.device,
+            self.ranks.all_to_all,
+        )
+
+    def _allocate_state(self, flat: Tensor, moments: tuple[str, ...]) -> None:
         """As the optimizers do in their first step: it may be a skipped one, and a checkpoint needs the state."""
         state = self._optimizer.state[flat]
         if not state:
             fused = isinstance(self._optimizer, torch.optim.AdamW)  # its kernel counts steps on the device
             state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device if fused else "cpu")
-            for kind in MOMENTS:
+            for kind in moments:
                 state[kind] = torch.zeros_like(flat, requires_grad=False)
 
     def _guard_stage_0(self, max_grad_norm: float) -> Callable[..., None]:

@@ -57,6 +57,26 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.host_group)
         return int(tensor.item())
 
+    def all_gather_rows(self, rows: Tensor) -> list[Tensor]:
+        """Every rank's int64 (n, columns), on the host; n may differ."""
+        counts = self.all_reduce_sum({str(rank): float(len(rows) * (rank == self.rank)) for rank in range(self.world_size)})
+        longest = int(max(counts.values()))
+        padded = rows.new_zeros(longest, rows.shape[1])
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(self.world_size)]
+        _recent.extend([padded, *gathered])
+        dist.all_gather(gathered, padded, group=self.host_group)
+        return [each[: int(count)] for each, count in zip(gathered, counts.values(), strict=True)]
+
+    def all_to_all(self, message: Tensor, sizes: list[int], expected: list[int]) -> Tensor:
+        """Send runs of a (N,) tensor, of these numbers of elements, to the ranks in order; returns what they sent to
+        this rank, of the expected numbers of elements."""
+        received = message.new_empty(sum(expected))
+        _recent.extend([message, received])
+        group = self.host_group if message.device.type == "cpu" else None
+        dist.all_to_all_single(received, message, expected, sizes, group=group)
+        return received
+
     def broadcast(self, value: int) -> int:
         """Rank 0's value, below 2**63; no rank returns before rank 0 has called this."""
         tensor = torch.tensor([value], dtype=torch.int64)

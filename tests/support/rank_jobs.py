@@ -18,7 +18,7 @@ from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
 from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
 from multihop.pretrain.objectives.batch import Batch, ModelInput
-from multihop.pretrain.optim.optimizers import Lamb
+from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 from multihop.pretrain.run.files import read_config

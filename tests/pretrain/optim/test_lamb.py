@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from multihop.pretrain.optim.optimizers import Lamb, Slice
+from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.slices import Slice
 
 LR, BETAS, EPS, DECAY, MAX_TRUST = 0.02, (0.9, 0.99), 1e-6, 0.1, 4.0
 
