@@ -35,14 +35,14 @@ def capture_activations(model: Model, see_states: SeeStates, see_attention: SeeA
     ]
     changed: Any = model
     if isinstance(model, EncoderDecoder):
-        changed.teacher_forced = _showing(model.teacher_forced, see_states)
+        changed.decode_targets = _showing(model.decode_targets, see_states)
     else:
         changed.encode = _showing(model.encode, see_states)
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for name in ("encode", "teacher_forced"):
+        for name in ("encode", "decode_targets"):
             vars(model).pop(name, None)
         for hook in hooks:
             hook.remove()

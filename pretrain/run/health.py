@@ -15,7 +15,7 @@ from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.relative_positions import spread
+from multihop.pretrain.models.relative_positions import expand_by_distance
 from multihop.pretrain.objectives.batch import Batch
 
 _PARTS = 16
@@ -118,7 +118,9 @@ def attention_entropies(
     keys = key[starts + torch.minimum(columns, lengths - 1)].float()  # (S, T, heads, width)
     scores = torch.einsum("sqhw,sthw->shqt", query[starts + rows].float(), keys)
     if relative is not None:
-        scores += spread(relative[starts + rows].float().transpose(1, 2), rows[:, None], len(columns), causal)
+        scores += expand_by_distance(
+            relative[starts + rows].float().transpose(1, 2), rows[:, None], len(columns), causal
+        )
     scores *= query.shape[-1] ** -0.5
     seen = rows + 1 if causal else lengths.expand_as(rows)
     visible = (columns < seen[..., None])[:, None]  # (S, 1, 16, T)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.cross_attention import Pairs, by_buckets
+from multihop.pretrain.models.layers.cross_attention import Pairs, apply_by_bucket
 
 Score = Literal["additive", "dot", "general", "concat"]
 _SUMS_AT_ONCE = 2**20
@@ -31,32 +31,32 @@ class Attention(nn.Module):
         """(…, H) -> (…, H): what a query is compared with, of the encoder's states."""
         return source if self.key is None else self.key(source)
 
-    def forward(self, query: Tensor, key: Tensor, source: Tensor, real: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
         """Contexts (B, Tq, H).
 
         Args:
             query: (B, Tq, H); key: (B, Tk, H), from `keys`; source: (B, Tk, H).
-            real: bool (B, Tk), false at the padding; None: there is none.
+            mask: bool (B, Tk), false at the padding; None: there is none.
         """
-        return torch.bmm(self.weights(query, key, real), source)
+        return torch.bmm(self.weights(query, key, mask), source)
 
-    def weights(self, query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         """How much each query attends to each token of the source: (B, Tq, Tk), rows that sum to 1."""
         if self.query is None or self.score is None:
             scores = torch.bmm(query, key.transpose(1, 2))
         else:
             scores = _SumScores.apply(self.query(query), key, self.score[0])
-        if real is not None:
-            scores = scores.masked_fill(~real[:, None], -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
         return scores.softmax(-1)
 
-    def map_of(self, query: Tensor, key: Tensor, source: Tensor, real: Tensor | None) -> Tensor:
-        """The weights of one pair, (Tq, Tk); see `EncoderDecoder.attends_by`."""
-        return self.weights(query, key, real)[0]
+    def attention_map(self, query: Tensor, key: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+        """The weights of one pair, (Tq, Tk); see `EncoderDecoder.last_cross_attention`."""
+        return self.weights(query, key, mask)[0]
 
-    def across(self, query: Tensor, source: Tensor, targets: Sequences, sources: Sequences) -> Tensor:
+    def cross_attend(self, query: Tensor, source: Tensor, targets: Sequences, sources: Sequences) -> Tensor:
         """Contexts (Nt, H) of all tokens of packed targets at once. query: (Nt, H); source: (Ns, H)."""
-        return by_buckets(query, self.keys(source), source, Pairs(targets, sources), self)
+        return apply_by_bucket(query, self.keys(source), source, Pairs(targets, sources), self)
 
 
 class _SumScores(torch.autograd.Function):
