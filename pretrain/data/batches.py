@@ -154,7 +154,7 @@ class BatchBuilder:
             start = share.start + number * size
             stop = min(start + size, share.stop)
             part = slice(start, stop) if start < stop else slice(0, 1)
-            batch = objective_of(self.config.objective).assemble(
+            batch = objective_of(self.config.objective).collate(
                 documents,
                 index_rows(self.config.objective, indexes, ids.sources[part], ids.samples[part], seq_len),
                 keys[part],

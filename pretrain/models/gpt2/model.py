@@ -41,8 +41,8 @@ class GPT2(Model):
         self.final_norm = nn.LayerNorm(config.hidden, eps=EPS)
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
-        """Normal; projections into the residual stream are divided by sqrt(2 * layers) (section 2.3). Positions have the
-        standard deviation of the published code."""
+        """Normal; projections into the residual stream are divided by sqrt(2 * layers) (section 2.3). Positions have
+        the standard deviation of the published code."""
         std = 0.01 if name == "position.weight" else STD
         if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
             std /= math.sqrt(2 * self.config.layers)

@@ -67,7 +67,7 @@ class DecoderLayer(_Layer):
         )
 
     def decode_step(self, x: Tensor, cache: BeamCache, layer: int, source: PaddedSource) -> Tensor:
-        """Decode one token of each hypothesis, with the earlier ones in the cache: x and the result are (S * beams, H)."""
+        """Decode one token of each hypothesis, with the earlier ones in the cache; x and the result: (S * beams, H)."""
         attention = self.attention
 
         def attend(y: Tensor) -> Tensor:

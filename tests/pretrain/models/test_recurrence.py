@@ -206,7 +206,7 @@ def test_the_decoder_is_the_papers(cell: str, attention: str, input_feeding: boo
         x = model.word(pairs["target"].input_ids).split(targets)
         for number, source in enumerate(states.split(sources)):
             mine = [tuple(part[number] for part in state) for state in last]
-            # The last layer's last states are its outputs: the forward direction's at the end, the reverse one's at the start.
+            # The last layer's last states are its outputs, forward at the end, in reverse at the start.
             torch.testing.assert_close(mine[-1][0], torch.cat([source[-1, :8], source[0, 8:]]))
             torch.testing.assert_close(found[number], decoder_by_hand(model, x[number], source, mine))
 
