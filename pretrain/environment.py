@@ -1,9 +1,9 @@
-"""Environment variables from the driver to the ranks. Imports nothing, because Ray actors read it too."""
+"""Environment variables that the driver sets for the ranks. Imports nothing, because Ray actors import it too."""
 
 SECRET = "MULTIHOP_RENDEZVOUS_SECRET"
 """The secret by which the ranks of a launch recognize each other, in hex."""
 SUPERVISED = "MULTIHOP_SUPERVISED"
-"""Set where ranks that end are restarted, unless they say that a restart is useless."""
+"""Set if ranks that end are restarted, unless they report that a restart would fail too."""
 MLFLOW_RUN_ID = "MULTIHOP_MLFLOW_RUN_ID"
 """MLflow's id of the run, which checkpoints record."""
 TIMES = "MULTIHOP_TIMES"

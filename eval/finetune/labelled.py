@@ -15,7 +15,7 @@ from multihop.eval.finetune.inputs import Encoded, batches_of_tokens
 from multihop.eval.finetune.loop import History, finetune
 from multihop.eval.metrics.score import NO_LABEL, score
 from multihop.eval.tasks.task import Task
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 
 _PREDICT_TOKENS = 8192
 
@@ -90,7 +90,7 @@ class TargetScale:
 def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale: TargetScale) -> Tensor:
     """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardised targets."""
     device = next(model.parameters()).device
-    outputs = model(**on_device(examples.collate(batch), device))
+    outputs = model(**to_device(examples.collate(batch), device))
     labels = torch.from_numpy(examples.labels_of(batch)).to(device)
     if model.kind == "regression":
         return F.mse_loss(outputs.squeeze(-1), ((labels - scale.mean) / scale.std).float())
@@ -107,7 +107,7 @@ def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale)
     answers: list[NDArray[np.float64]] = [np.empty(0)] * len(examples)
     probabilities = [np.empty(0)] * len(examples)
     for batch in batches_of_tokens(examples.lengths, _PREDICT_TOKENS):
-        outputs = model(**on_device(examples.collate(batch), device)).double()
+        outputs = model(**to_device(examples.collate(batch), device)).double()
         if model.kind == "tagging":
             labels, at = outputs.argmax(-1).cpu().numpy(), 0
             for i in batch:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation, translator
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
 
 
@@ -38,7 +38,7 @@ def attention_map(trained: TrainedModel, translation: Translation) -> Tensor:
     """
     module, rows = cross_attention_module(trained), list[Tensor]()
     source, target = (
-        packed_on_device(pack_sequences([ids]), trained.device)
+        packed_to_device(pack_sequences([ids]), trained.device)
         for ids in (translation.source, [trained.special_ids["pad"], *translation.tokens[:-1]])
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.packed_tokens import pack_sequences
 
@@ -58,7 +58,7 @@ def beam_search(
     """
     device, beams = model.word.weight.device, search.beams
     longest = max(limits)
-    packed = packed_on_device(pack_sequences(sources), device)
+    packed = packed_to_device(pack_sequences(sources), device)
     state = model.init_decoder_state(model.encode_source(packed), packed, beams)
 
     active = torch.arange(len(sources), device=device)

@@ -23,8 +23,8 @@ from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 from multihop.pretrain.run.files import read_config
 from multihop.pretrain.run.heldout import evaluate
+from multihop.pretrain.run.load_engine import load_engine
 from multihop.pretrain.run.records import LaunchTimes
-from multihop.pretrain.run.start_engine import start_engine
 from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61
@@ -169,7 +169,7 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
         before.forward_backward(batch, {name: float(count) for name, count in batch.counts.items()})
         before.step(1e-3)
     state, updates, counters = before.state()
-    values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.wanted(with_state=True))
+    values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.slices_to_restore(with_state=True))
     after.restore(values, updates, counters)
     scales = before.metrics()["loss_scale"], after.metrics()["loss_scale"]
     for engine in engines:
@@ -216,7 +216,7 @@ def found_micro_batches(ranks: Ranks, run_dir: Path) -> list[int] | str:
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
     """Return the bytes that this rank reads to resume from a checkpoint."""
     data = open_dataset(run_dir / "data").manifest
-    started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
+    started = load_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
     started.engine.destroy()
     return started.bytes_read
 
@@ -273,7 +273,7 @@ def refusal_at_start(ranks: Ranks, run_dir: Path) -> str:
 def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray], str | None]:
     """Return a new run's weights, flat, by name, on the only rank; and the hash of their origin."""
     data = open_dataset(run_dir / "data").manifest
-    started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, -1)
+    started = load_engine(read_config(run_dir), run_dir, data, ranks, 1, -1)
     tensors, _, _ = started.engine.state()
     started.engine.destroy()
     weights = {name: tensor.numpy().copy() for name, tensor in tensors.items() if name.startswith("weight/")}

@@ -29,7 +29,7 @@ from multihop.eval.trials.check import check_settings
 from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import trial_key
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
@@ -175,7 +175,7 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
 def test_a_frozen_model_has_no_dropout(bert: ModelConfig, bert_data: Path) -> None:
     task = load_task("conll2003", None)
     model = _model(bert.model_copy(update={"dropout": 0.5}), bert_data, task, LINEAR).train()
-    inputs = on_device(_encoded(task, bert_data, "bert")["dev"].collate(range(4)), CPU)
+    inputs = to_device(_encoded(task, bert_data, "bert")["dev"].collate(range(4)), CPU)
     model.dropout.p = 0.0
     first, again = model(**inputs), model(**inputs)
     assert model.head.training and torch.equal(first, again)

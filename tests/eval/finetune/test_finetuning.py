@@ -19,7 +19,7 @@ from multihop.eval.finetune.labelled import FineTuned, TargetScale, finetune_lab
 from multihop.eval.finetune.loop import NonFiniteLossError, finetune, rate
 from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Example, Task
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
@@ -163,9 +163,9 @@ def test_padding_changes_nothing_and_cut_words_are_outside(bert: ModelConfig, be
     together = predict(model, task, test, TargetScale(0, 1)).answers
     device, kept = torch.device("cpu"), np.diff(test.cu_words[test.cu_examples])
     with torch.no_grad():
-        outputs = model(**on_device(test.collate(range(len(test))), device)).split(kept.tolist())
+        outputs = model(**to_device(test.collate(range(len(test))), device)).split(kept.tolist())
         for example, answers in enumerate(together):
-            alone = model(**on_device(test.collate([example]), device))
+            alone = model(**to_device(test.collate([example]), device))
             assert torch.allclose(alone, outputs[example], atol=1e-5)
             assert alone.argmax(-1).tolist() == answers[: kept[example]].tolist()
             assert len(answers) == len(test.targets_of(example)) and (answers[kept[example] :] == 0).all()

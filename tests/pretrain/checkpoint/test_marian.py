@@ -22,7 +22,7 @@ from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
 from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
@@ -273,7 +273,7 @@ def test_the_auto_classes_open_an_export(joint: bool, tmp_path: Path) -> None:
     translations = tokenizer.batch_decode(theirs, skip_special_tokens=True)
     model.eval()
     for translation, ids in zip(translations, wanted, strict=True):
-        packed = packed_on_device(pack_sequences([ids]), torch.device("cpu"))
+        packed = packed_to_device(pack_sequences([ids]), torch.device("cpu"))
         tokens, generated = torch.tensor([0]), list[int]()
         with torch.no_grad():
             state = model.init_decoder_state(model.encode_source(packed), packed, 1)

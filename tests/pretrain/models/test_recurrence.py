@@ -134,7 +134,7 @@ def test_attention_is_the_papers(kind: Any) -> None:
         nn.init.normal_(attention.score)
     targets, sources = [3, 1, 2], [4, 7, 1]
     query, source = random(6, 4), random(12, 4, seed=1)
-    found = attention.across(query, source, sequences_of(targets), sequences_of(sources))
+    found = attention.cross_attend(query, source, sequences_of(targets), sequences_of(sources))
     expected = []
     for part, there in zip(query.split(targets), source.split(sources), strict=True):
         expected += [by_hand(attention, kind, each, there)[1] for each in part]
@@ -202,7 +202,7 @@ def test_the_decoder_is_the_papers(cell: str, attention: str, input_feeding: boo
     pairs = pairs_of(sources, targets)
     with torch.no_grad():
         found = model.decode_targets(pairs["source"], pairs["target"]).split(targets)
-        states, last = model._read(pairs["source"], sequences_of(sources))
+        states, last = model._encode_source(pairs["source"], sequences_of(sources))
         x = model.word(pairs["target"].input_ids).split(targets)
         for number, source in enumerate(states.split(sources)):
             mine = [tuple(part[number] for part in state) for state in last]
@@ -225,7 +225,7 @@ def test_the_encoder_is_torchs() -> None:
         texts = list(model.word(pairs["source"].input_ids).split(lengths))
         expected, (h, c) = theirs(nn.utils.rnn.pack_sequence(texts, enforce_sorted=False))
         rows, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
-        states, last = model._read(pairs["source"], sequences_of(lengths))
+        states, last = model._encode_source(pairs["source"], sequences_of(lengths))
     for number, part in enumerate(states.split(lengths)):
         torch.testing.assert_close(part, rows[number, : len(part)])
     for number, (ours_h, ours_c) in enumerate(last):

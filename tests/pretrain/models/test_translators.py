@@ -69,7 +69,7 @@ def test_what_stands_beside_a_pair_changes_nothing(
 
 @every_variant
 def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam_cache, "_TOKENS_AT_FIRST", 2)  # the cache is tidied up, and grows
+    monkeypatch.setattr(beam_cache, "_INITIAL_TOKENS", 2)  # unused columns are removed, and the cache grows
     model, pairs, beams = translator(variant), pairs_of(SOURCES, TARGETS), 3
     texts = [pairs_of(SOURCES, TARGETS, seed=seed)["target"] for seed in range(3)]
     longest = max(TARGETS)
