@@ -79,7 +79,7 @@ class TrialSettings(Section):
     """Answer spans: tokens from the start of a window of a long context to the start of the next one; at most half of
     the context's tokens in a window."""
     document_context: Annotated[bool, FINE_TUNING] = False
-    """Tagging: fill a sentence's sequence with the neighbouring sentences of its document."""
+    """Tagging: fill a sentence's sequence with the neighboring sentences of its document."""
     features: Annotated[Features | None, FINE_TUNING] = None
     """Freeze the model and train a head on its hidden states; null: fine-tune all weights."""
     max_examples: Annotated[_Count | None, FINE_TUNING] = None

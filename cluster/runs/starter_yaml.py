@@ -124,7 +124,7 @@ def _model_lines(starter: Starter) -> list[str]:
     if not starter.causal and starter.hidden <= 256:
         lines += [
             *_comment(
-                "Begin with heads at the neighbouring tokens, and with embeddings from co-occurrences: small masked "
+                "Begin with heads at the neighboring tokens, and with embeddings from co-occurrences: small masked "
                 "models learn from far fewer tokens with them.",
                 2,
             ),

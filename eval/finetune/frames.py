@@ -32,7 +32,7 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
 
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
-    with ids from `vocab_size` on. They have to be learnt, so a frozen causal model reads its end-of-text token instead,
+    with ids from `vocab_size` on. They have to be learned, so a frozen causal model reads its end-of-text token instead,
     which pretraining has seen.
 
     Args:

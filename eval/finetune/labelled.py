@@ -76,7 +76,7 @@ def finetune_labelled(
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Standardises regression targets, so that one learning rate suits any scale of ratings."""
+    """Standardizes regression targets, so that one learning rate suits any scale of ratings."""
 
     mean: float
     std: float
@@ -88,7 +88,7 @@ class TargetScale:
 
 
 def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale: TargetScale) -> Tensor:
-    """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardised targets."""
+    """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardized targets."""
     device = next(model.parameters()).device
     outputs = model(**to_device(examples.collate(batch), device))
     labels = torch.from_numpy(examples.labels_of(batch)).to(device)

@@ -76,7 +76,7 @@ def _read_swag(folder: Path) -> Task:
         kind="choice",
         metric="accuracy",
         higher_is_better=True,
-        source="SWAG, what happens next in a video's captions (Zellers et al. 2018), MIT licence.",
+        source="SWAG, what happens next in a video's captions (Zellers et al. 2018), MIT license.",
         train=_swag_examples(folder / _SWAG_FILES["train"], True),
         dev=_swag_examples(folder / _SWAG_FILES["dev"], True),
         unlabelled={"predictions.csv": _swag_examples(test, False)} if test.is_file() else {},

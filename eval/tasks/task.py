@@ -47,7 +47,7 @@ class Task:
     """The name, in `multihop.eval.metrics.score`, of the metric by which trials are compared."""
     higher_is_better: bool
     source: str
-    """One sentence: the authors, the origin and the licence of the data."""
+    """One sentence: the authors, the origin and the license of the data."""
     labels: tuple[str, ...] = ()
     train: tuple[Example, ...] = ()
     dev: tuple[Example, ...] = ()

@@ -54,13 +54,13 @@ def train_on_pairs(
     settings: dict[str, Any],
     steps: int,
     sequences: int,
-    spoilt: tuple[int, ...] = (),
+    spoiled: tuple[int, ...] = (),
     local_norms: bool = False,
 ) -> dict[str, Any]:
     """Train a small BERT; its losses, norms and, gathered from all ranks, its fp32 weights and moments.
 
     Args:
-        spoilt: steps whose loss is made infinite, on the last rank only.
+        spoiled: steps whose loss is made infinite, on the last rank only.
         local_norms: take LAMB's norms over the local pieces, which is wrong.
     """
     config = TrainingConfig.model_validate(settings)
@@ -81,7 +81,7 @@ def train_on_pairs(
             batch = mine[number] if number < len(mine) else pairs[0]
             if number >= len(mine):
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
-            spoil = step in spoilt and ranks.rank == ranks.world_size - 1 and number == 0
+            spoil = step in spoiled and ranks.rank == ranks.world_size - 1 and number == 0
             torch.manual_seed(key_of("dropout", step, number, ranks.rank) >> 1)
             sums = engine.forward_backward(batch, {**total, "mlm": 0.0} if spoil else total)
             loss += sum(sums[name] / total[name] for name in total)
@@ -91,7 +91,7 @@ def train_on_pairs(
         applied.append(taken.applied)
         if config.engine.compile:
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        if spoilt:
+        if spoiled:
             states.append({name: tensor.clone() for name, tensor in engine.state()[0].items()})
     tensors, updates, _ = engine.state()
     state = {name: tensor.to(torch.float32).numpy().copy() for name, tensor in tensors.items()}
@@ -102,7 +102,7 @@ def train_on_pairs(
     }
     untouched = [
         all(torch.equal(states[step][name], states[step - 1][name]) for name in states[step])
-        for step in spoilt
+        for step in spoiled
         if step > 0
     ]
     engine.destroy()

@@ -164,7 +164,7 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.encoder.state_dict().items())
     assert trained and not any(key.startswith("encoder.") for key in trained)
     assert all(not torch.equal(p, trained[key]) for key, p in model.named_parameters() if key in trained)
-    # Nothing was added to the vocabulary of a causal model: its rows would have to be learnt.
+    # Nothing was added to the vocabulary of a causal model: its rows would have to be learned.
     assert model.encoder.word.num_embeddings == open_dataset(data).manifest.tokenizer.vocab_size
     if features.head == "linear":
         everything = sum(p.numel() for p in _model(config, data, task, None).parameters())

@@ -1,4 +1,4 @@
-"""Fine-tuning learns what can be learnt, does the same for the same seed, and keeps the best epoch."""
+"""Fine-tuning learns what can be learned, does the same for the same seed, and keeps the best epoch."""
 
 import math
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_gpt2_learns_classes_from_its_last_token(gpt2: ModelConfig, gpt2_data: P
 
 
 @pytest.mark.usefixtures("conll", "one_thread")
-def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: TrialSettings) -> None:
+def test_names_are_learned(bert: ModelConfig, bert_data: Path, quick: TrialSettings) -> None:
     settings = quick.model_copy(update={"epochs": 12, "batch_size": 4})
     result, _ = _run(bert, bert_data, load_task("conll2003", None), settings, 0)
     assert result.value > 0.8
@@ -76,7 +76,7 @@ def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: TrialSettin
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_scores_are_learnt_on_their_own_scale(
+def test_scores_are_learned_on_their_own_scale(
     bert: ModelConfig, bert_data: Path, quick: TrialSettings, reviews: Path
 ) -> None:
     task = load_task("vader-reviews", str(reviews))

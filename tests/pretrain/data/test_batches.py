@@ -316,13 +316,13 @@ builder = BatchBuilder.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, 
 steps = prefetch_batches(builder, range(8), 2)
 workers = [process.pid for process in multiprocessing.active_children()]
 other = " ".join(f"kill -TERM {pid}; kill -INT {pid};" for pid in workers)
-if sys.argv[4] == "signalled":  # as soon as they are there, and at work
+if sys.argv[4] == "signaled":  # as soon as they are there, and at work
     subprocess.run(["sh", "-c", other], check=True)
 first = next(steps)
 if sys.argv[4] == "killed":
     print(*workers, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[4] == "signalled":
+if sys.argv[4] == "signaled":
     subprocess.run(["sh", "-c", other], check=True)
     print(len(list(steps)))
 """
@@ -336,9 +336,9 @@ def test_data_workers_leave_signals_to_their_rank_and_die_with_it(data: Data, in
         arguments = [config.model_dump_json(), str(folder), str(indexes), what]
         return subprocess.run([sys.executable, "-c", _RANK, *arguments], capture_output=True, text=True, timeout=120)
 
-    signalled = rank("signalled")
-    assert signalled.returncode == 0, signalled.stderr
-    assert signalled.stdout.split() == ["6"]  # seven steps of eight are not skipped, and one was taken before
+    signaled = rank("signaled")
+    assert signaled.returncode == 0, signaled.stderr
+    assert signaled.stdout.split() == ["6"]  # seven steps of eight are not skipped, and one was taken before
     stuck = rank("stuck")
     assert stuck.returncode == 1 and "RuntimeError: a data worker did not start within 1 s" in stuck.stderr
     unfinished = rank("unfinished")

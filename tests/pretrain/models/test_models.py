@@ -270,8 +270,8 @@ def test_masks_keep_what_their_rate_says_in_every_lane(rate: float) -> None:
     assert (np.abs(kept.mean(0) - share) < 4 * sigma).all()
     # Four elements come of one number of 64 bits, and none of them tells anything about another.
     correlations = np.corrcoef(kept.T)[np.triu_indices(4, 1)]
-    neighbours = np.corrcoef(kept[:-1].ravel(), kept[1:].ravel())[0, 1]
-    assert (np.abs([*correlations, neighbours]) < 4.5 / np.sqrt(count)).all()
+    neighbors = np.corrcoef(kept[:-1].ravel(), kept[1:].ravel())[0, 1]
+    assert (np.abs([*correlations, neighbors]) < 4.5 / np.sqrt(count)).all()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0,)])

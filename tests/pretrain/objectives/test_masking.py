@@ -176,7 +176,7 @@ def test_spans_and_ngrams_end_where_the_text_ends() -> None:
     sequence = [2, *[60, 3] * 60]
     keys = keys_of(*range(50))
     words = masked([sequence] * 50, keys, masking="words", mask_rate=0.2)[1]
-    for masking in ("spans", "ngrams"):  # longer ones would bring their neighbours with them
+    for masking in ("spans", "ngrams"):  # longer ones would bring their neighbors with them
         assert (masked([sequence] * 50, keys, masking=masking, mask_rate=0.2)[1] == words).all()
 
 
