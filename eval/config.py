@@ -87,7 +87,7 @@ class TrialSettings(Section):
     max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
     """Maximum number of development examples, chosen by hash; null: all. The test set is never reduced."""
     report_on: Annotated[ReportOn, FINE_TUNING] = "half"
-    """The examples that are reported where a task has no labelled test set. half: one half of the development set
+    """The examples that are reported where a task has no labeled test set. half: one half of the development set
     chooses, the other is reported; dev: the whole development set does both, as in most papers."""
 
 

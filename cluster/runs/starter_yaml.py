@@ -164,14 +164,14 @@ def _eval_lines(starter: Starter) -> list[str]:
     if starter.causal:
         return [
             *_comment(
-                "The perplexity on held-out documents needs no labels. Add your own labelled files to judge what the "
+                "The perplexity on held-out documents needs no labels. Add your own labeled files to judge what the "
                 "model is for."
             ),
             "eval: {tasks: [heldout-perplexity]}",
         ]
     return [
         *_comment(
-            "Without labelled data a masked model is judged by its held-out loss alone. Add your own labelled files: "
+            "Without labeled data a masked model is judged by its held-out loss alone. Add your own labeled files: "
             "tasks: [complaints.yaml]"
         ),
         "eval: {tasks: []}",

@@ -83,11 +83,11 @@ def _read_swag(folder: Path) -> Task:
     )
 
 
-def _swag_examples(path: Path, labelled: bool) -> tuple[Example, ...]:
+def _swag_examples(path: Path, labeled: bool) -> tuple[Example, ...]:
     examples = []
-    for line, row in columns_of(path, csv_rows(path), (*_SWAG, "label") if labelled else _SWAG):
+    for line, row in columns_of(path, csv_rows(path), (*_SWAG, "label") if labeled else _SWAG):
         context, start, *endings = row[: len(_SWAG)]
-        targets = (class_index(path, line, row[-1], _SWAG_LABELS),) if labelled else ()
+        targets = (class_index(path, line, row[-1], _SWAG_LABELS),) if labeled else ()
         examples.append(Example((context, *(f"{start} {ending}" for ending in endings)), targets))
     if not examples:
         raise UserError(f"{path} has a header and no examples; get the file again")

@@ -17,7 +17,7 @@ from multihop.common.storage import open_folder
 _IDENTITY = "identity"
 """File in a run's folder with the run's id."""
 _OWNER = "owner"
-"""File beside the checkpoints that names the run they belong to."""
+"""File next to the checkpoints that names their run."""
 _RUN_ID = "^[0-9a-f]{32}$"
 
 

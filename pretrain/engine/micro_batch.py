@@ -106,7 +106,7 @@ def _conditions(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int)
 def _measure(
     config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, shard_request_dir: Path | None
 ) -> tuple[int, float]:
-    """Samples that fit beside weights, gradients and state, and bytes per sample, measured with two micro-batches."""
+    """Samples that fit next to weights, gradients and state, and bytes per sample, measured with two micro-batches."""
     parameters, bytes_per_sample, fixed_bytes = _measure_micro_batches(config, run_dir, ranks, phase, shard_request_dir)
     if bytes_per_sample <= 0:
         return _NOT_MEASURED, bytes_per_sample

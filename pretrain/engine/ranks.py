@@ -28,7 +28,7 @@ class Ranks:
     world_size: int
     device: torch.device
     host_group: dist.ProcessGroup | None = None
-    """A gloo group beside the NCCL group; None: the default group is a gloo group."""
+    """A gloo group in addition to the NCCL group; None: the default group is a gloo group."""
 
     def start_all_reduce_sum(self, values: Mapping[str, float]) -> Callable[[], dict[str, float]]:
         """Start to sum each value over all ranks, in one float64 collective; call the result to wait for the sums."""

@@ -23,7 +23,7 @@ TRAINING_FACTOR = 3
 
 
 class ModelConfig(Section):
-    """A model's architecture. `preset` names a published size; any field given beside it overrides the preset's."""
+    """A model's architecture. `preset` names a published size; any other field overrides the preset's."""
 
     preset: Annotated[str | None, LOGGING] = None
     """The name of a published size."""

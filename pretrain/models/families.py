@@ -1,4 +1,4 @@
-"""The model families, one for each folder beside this file, and the recipe's `model` section as their union.
+"""The model families, one per folder next to this file, and the recipe's `model` section as their union.
 
 A family is found by the `FAMILY` in the config.py of its folder. Nothing in this file imports torch.
 """

@@ -20,7 +20,7 @@ from multihop.eval.config import EvalConfig, Features, TrialSettings
 from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import FeatureReader, TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
-from multihop.eval.finetune.labelled import finetune_labelled
+from multihop.eval.finetune.labeled import finetune_labeled
 from multihop.eval.inference.embed import means
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
@@ -159,7 +159,7 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
     before = {key: tensor.clone() for key, tensor in model.encoder.state_dict().items()}
     trained = {key: p.detach().clone() for key, p in model.named_parameters() if p.requires_grad}
     settings = TrialSettings(epochs=epochs, lr=1e-2, batch_size=8, seq_len=32)
-    result = finetune_labelled(model, task, _encoded(task, data, family), settings, 0)
+    result = finetune_labeled(model, task, _encoded(task, data, family), settings, 0)
     assert result.value > 0.8
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.encoder.state_dict().items())
     assert trained and not any(key.startswith("encoder.") for key in trained)

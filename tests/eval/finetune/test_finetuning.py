@@ -15,7 +15,7 @@ from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
-from multihop.eval.finetune.labelled import FineTuned, TargetScale, finetune_labelled, predict, score_of
+from multihop.eval.finetune.labeled import FineTuned, TargetScale, finetune_labeled, predict, score_of
 from multihop.eval.finetune.loop import NonFiniteLossError, finetune, rate
 from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Example, Task
@@ -45,7 +45,7 @@ def _run(
     config: ModelConfig, data: Path, task: Task, settings: TrialSettings, seed: int
 ) -> tuple[FineTuned, TaskModel]:
     model = _model(config, data, task, seed)
-    return finetune_labelled(model, task, _encoded(task, data, config.family), settings, seed), model
+    return finetune_labeled(model, task, _encoded(task, data, config.family), settings, seed), model
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Pat
     with torch.no_grad():
         model.head.weight.fill_(math.inf)
     with pytest.raises(NonFiniteLossError, match="at step 1 of"):
-        finetune_labelled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
+        finetune_labeled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
 
 
 @pytest.mark.usefixtures("one_thread")

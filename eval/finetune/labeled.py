@@ -1,4 +1,4 @@
-"""Fine-tuning on labelled examples: classification, regression, tagging and choice."""
+"""Fine-tuning on labeled examples: classification, regression, tagging and choice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class FineTuned:
     unlabelled: dict[str, Predicted]
 
 
-def finetune_labelled(
+def finetune_labeled(
     model: TaskModel, task: Task, sets: Mapping[str, Encoded], settings: TrialSettings, seed: int
 ) -> FineTuned:
     """Train `model`, then score the test examples and the task's other sets, and predict those without labels.
