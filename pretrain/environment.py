@@ -8,8 +8,8 @@ MLFLOW_RUN_ID = "MULTIHOP_MLFLOW_RUN_ID"
 """MLflow's id of the run, which checkpoints record."""
 TIMES = "MULTIHOP_TIMES"
 """JSON object with times of this launch, in seconds since 1970: `last_row`, the last row of metrics before it; `ended`,
-when the end of the previous ranks was detected; `requested`, when these ranks were requested; `placed`, when all of them
-were placed."""
+when the end of the previous ranks was detected; `requested`, when these ranks were requested; `placed`, when all were
+placed."""
 REMOTE_RUN = "MULTIHOP_REMOTE_RUN"
 """Location of the run in an object store, s3://BUCKET/PREFIX/NAME; not set if the nodes share a folder."""
 LAUNCH = "MULTIHOP_LAUNCH"

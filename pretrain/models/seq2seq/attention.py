@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
 
 class _SumScores(torch.autograd.Function):
-    """v . tanh(q + k) for each pair of a query and a key. The backward pass recomputes the tanh, of H elements per pair."""
+    """v . tanh(q + k) for each pair of a query and a key. The tanh, H elements per pair, is recomputed backward."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, v: Tensor) -> Tensor:
