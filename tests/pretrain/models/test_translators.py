@@ -68,7 +68,7 @@ def test_what_stands_beside_a_pair_changes_nothing(
 
 
 @every_variant
-def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_step_by_step_equals_teacher_forcing(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beam_cache, "_INITIAL_TOKENS", 2)  # unused columns are removed, and the cache grows
     model, pairs, beams = translator(variant), pairs_of(SOURCES, TARGETS), 3
     texts = [pairs_of(SOURCES, TARGETS, seed=seed)["target"] for seed in range(3)]
