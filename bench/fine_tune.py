@@ -4,7 +4,7 @@
 
 All start from the same weights and use the same examples, batch size, learning rate, schedule, epochs, seeds and
 threads. Peers take turns, one trial each, in a process of their own that has imported its libraries. A trial is timed
-from its name to its score: reading and tokenising the task (which we cache after the first), fine-tuning, scoring
+from its name to its score: reading and tokenizing the task (which we cache after the first), fine-tuning, scoring
 the development examples after each epoch and the test examples. Needs transformers and accelerate.
 """
 

@@ -29,7 +29,7 @@ def ours(case: Case) -> FineTune:
     """A trial, as a Ray worker runs it."""
     from pathlib import Path
 
-    import multihop.eval.finetune.labelled  # imported before the first trial, as the other's libraries are  # noqa: F401
+    import multihop.eval.finetune.labeled  # imported before the first trial, as the other's libraries are  # noqa: F401
     from multihop.common.machine import disable_malloc_trim
     from multihop.eval.model.model_under_test import of_huggingface
     from multihop.eval.trials.list_trials import plan_trials

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from multihop.common.files import write_atomically
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.engine import Engine
-from multihop.pretrain.engine.ranks import Ranks, join
+from multihop.pretrain.engine.ranks import Ranks, join_process_group
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench/results/lamb.json"))
     arguments = parser.parse_args()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    ranks = join(arguments.json.parent)
+    ranks = join_process_group(arguments.json.parent)
     result = measure(arguments, ranks)
     if ranks.rank == 0:
         show(result)

@@ -194,10 +194,10 @@ def draw(
     rows = (("seconds", "seconds, forward and backward"), ("kept", "bytes kept for the backward pass"))
     for panels, (cost, title) in zip(figure.subplots(2, 2), rows, strict=True):
         for axes, (axis, sizes) in zip(panels, (("n", lengths), ("d", widths)), strict=True):
-            for colour, kind in zip(PAPER.series, KINDS, strict=False):
+            for color, kind in zip(PAPER.series, KINDS, strict=False):
                 name = f"{cost} of {axis}"
                 label = f"{kind.name}: {axis}^{fitted[kind.name]['fitted'][name]:.2f}"
-                axes.loglog(sizes, measured[kind.name][name], "o-", color=colour, markersize=3, label=label)
+                axes.loglog(sizes, measured[kind.name][name], "o-", color=color, markersize=3, label=label)
             style(axes, PAPER)
             axes.set_xscale("log", base=2)
             axes.set_ylabel(title, fontsize=9)

@@ -83,7 +83,7 @@ def datasets(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
 
 
 def datatrove(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
-    """Its reader of JSON lines and its tokeniser, a task a file."""
+    """Its reader of JSON lines and its tokenizer, a task a file."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer

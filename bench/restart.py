@@ -25,7 +25,7 @@ from multihop.common.files import canonical_json, sha256_json
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import check_headers, file_checks
-from multihop.pretrain.checkpoint.verify_shared import shares
+from multihop.pretrain.checkpoint.verify_shared import assign_files
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.models.build import build_model_on_meta, uses_weight_decay
 from multihop.pretrain.models.families import parse_model_config
@@ -190,7 +190,7 @@ def verify_busiest(location: str, manifest: CheckpointManifest, repeats: int) ->
     sizes = [entry.bytes for entry in manifest.files]
     share = list(range(len(sizes)))
     if manifest.stripes is not None:
-        share = max(shares(sizes, manifest.world_size), key=lambda mine: sum(sizes[index] for index in mine))
+        share = max(assign_files(sizes, manifest.world_size), key=lambda mine: sum(sizes[index] for index in mine))
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -151,8 +151,8 @@ def draw(path: Path, report: dict[str, Any]) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     drifting = {name: curve for name, curve in differences(report).items() if any(curve.values())}
-    for (name, curve), colour in zip(drifting.items(), PAPER.series, strict=False):
-        upper.plot(list(curve), [value or float("nan") for value in curve.values()], color=colour, label=name)
+    for (name, curve), color in zip(drifting.items(), PAPER.series, strict=False):
+        upper.plot(list(curve), [value or float("nan") for value in curve.values()], color=color, label=name)
     single = {step: row["loss"] for step, row in report["one_step"].items() if row["loss"]}
     if single:
         upper.plot(

@@ -62,13 +62,13 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     from multihop.common.machine import disable_malloc_trim
     from multihop.pretrain.config import TrainingConfig
     from multihop.pretrain.engine.engine import Engine
-    from multihop.pretrain.engine.ranks import join
+    from multihop.pretrain.engine.ranks import join_process_group
     from multihop.pretrain.models.build import build_model, init_weights
 
     disable_malloc_trim()  # as a training worker does
     where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": case["port"]}
     os.environ.update(where)
-    ranks = join()
+    ranks = join_process_group()
     engine_settings = {
         "deepspeed": {},
         "zero_stage": 0 if case["precision"] == "fp32" else 1,

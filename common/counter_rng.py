@@ -21,7 +21,7 @@ def key_of(*parts: int | str) -> int:
 
 
 def mix(values: UInt64) -> UInt64:
-    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014, figure 15), a bijection that mixes the bits."""
+    """Apply SplitMix64's finalizer (Steele, Lea and Flood 2014, figure 15), a bijection that mixes the bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

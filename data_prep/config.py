@@ -105,7 +105,7 @@ def _is_tsv(path: str) -> bool:
 
 
 class CleanConfig(Section):
-    """Optional steps of cleaning, besides Unicode and whitespace normalisation."""
+    """Optional steps of cleaning, besides Unicode and whitespace normalization."""
 
     fix_mojibake: bool = False
     """Repair text that was decoded with the wrong encoding ("schÃ¶n"); needs ftfy (pip install 'multihop[text]')."""

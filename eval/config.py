@@ -79,7 +79,7 @@ class TrialSettings(Section):
     """Answer spans: tokens from the start of a window of a long context to the start of the next one; at most half of
     the context's tokens in a window."""
     document_context: Annotated[bool, FINE_TUNING] = False
-    """Tagging: fill a sentence's sequence with the neighbouring sentences of its document."""
+    """Tagging: fill a sentence's sequence with the neighboring sentences of its document."""
     features: Annotated[Features | None, FINE_TUNING] = None
     """Freeze the model and train a head on its hidden states; null: fine-tune all weights."""
     max_examples: Annotated[_Count | None, FINE_TUNING] = None
@@ -87,7 +87,7 @@ class TrialSettings(Section):
     max_dev_examples: Annotated[_Count | None, FINE_TUNING] = None
     """Maximum number of development examples, chosen by hash; null: all. The test set is never reduced."""
     report_on: Annotated[ReportOn, FINE_TUNING] = "half"
-    """The examples that are reported where a task has no labelled test set. half: one half of the development set
+    """The examples that are reported where a task has no labeled test set. half: one half of the development set
     chooses, the other is reported; dev: the whole development set does both, as in most papers."""
 
 

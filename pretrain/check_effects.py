@@ -1,4 +1,4 @@
-"""Refuses keys that have no effect in combination with the others, such as the power of a linear schedule."""
+"""Refuses keys without an effect in combination with the others, such as the power of a linear schedule."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +12,9 @@ _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
 
 
 def check_effects(config: TrainingConfig) -> None:
-    """Refuse values that would be ignored: whoever sets them expects an effect.
+    """Refuse values that would be ignored, because users who set them expect an effect.
 
-    Call it for the user's recipe and not for a run's recipe.json, which an earlier version may have accepted.
+    Call it for a user's recipe, not for a run's recipe.json, which an earlier version may have accepted.
 
     Raises:
         UserError: A value would be ignored.
@@ -40,9 +40,9 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             ("decay_ratio", ("warmup-stable-decay",)),
             ("min_lr_ratio", _DECAYING),
         ):
-            where, instead = f"phases[{number}]", " or ".join(schedules)
+            section, instead = f"phases[{number}]", " or ".join(schedules)
             reads = phase.schedule in schedules
-            yield f"{where}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
+            yield f"{section}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
     optimizer = config.optimizer
     for name, optimizers in (
         ("max_trust", ("lamb",)),

@@ -13,14 +13,14 @@ from multihop.pretrain.objectives.config import ObjectiveConfig
 
 
 class RampSegment(Section):
-    """Steps at the start of a phase with another batch size."""
+    """The first steps of a phase, or the next ones, with a different batch size."""
 
     steps: Annotated[int, ORDER] = Field(ge=1)
     global_batch_size: Annotated[int, ORDER] = Field(ge=1)
 
 
 class LrScaling(Section):
-    """How the learning rate follows the batch size."""
+    """How the learning rate depends on the batch size."""
 
     rule: Annotated[Literal["sqrt", "linear"], UPDATES]
     """sqrt: as LAMB was scaled (You et al. 2020, section 4); linear: as SGD was (Goyal et al. 2017, section 2.1)."""
@@ -36,8 +36,8 @@ class PhaseConfig(Section):
     global_batch_size: Annotated[int, ORDER] = Field(default=256, ge=1)
     """Samples per step, over all ranks."""
     global_batch_tokens: Annotated[int | None, ORDER] = Field(default=None, ge=8)
-    """translation: the most tokens of each side per step, over all ranks, instead of `global_batch_size`: pairs of
-    similar length, as many as fit (25,000 in Vaswani et al. 2017, section 5.1); null: `global_batch_size` pairs of any
+    """translation: maximum tokens of each side per step, over all ranks, instead of `global_batch_size`: as many pairs
+    of similar length as fit (25,000 in Vaswani et al. 2017, section 5.1); null: `global_batch_size` pairs of any
     length."""
     batch_ramp: list[RampSegment] = Field(default_factory=list)
     """Segments of smaller batches at the start of the phase; `global_batch_size` holds after them."""
@@ -84,7 +84,7 @@ class PhaseConfig(Section):
         return values
 
     @model_validator(mode="after")
-    def _stretches_fit(self) -> "PhaseConfig":
+    def _check_steps(self) -> "PhaseConfig":
         if self.global_batch_tokens is not None and self.global_batch_tokens < self.seq_len:
             raise UserError(
                 f"global_batch_tokens={self.global_batch_tokens} has no room for a side of seq_len={self.seq_len} "
@@ -161,8 +161,8 @@ class EngineConfig(Section):
     micro_batch_size: Annotated[int | Literal["auto"], SPEED] = 32
     """Samples per forward pass of a rank; auto: as many as fit into memory, measured at the first start."""
     micro_batch_tokens: Annotated[int | None, SPEED] = Field(default=None, ge=8)
-    """With phases[].global_batch_tokens, instead of `micro_batch_size`: the most tokens of each side in a forward pass
-    of a rank; null: all of the rank's share."""
+    """With phases[].global_batch_tokens, instead of `micro_batch_size`: maximum tokens of each side in a rank's forward
+    pass; null: the rank's whole share."""
     activation_checkpointing: Annotated[Literal["none", "selective", "full"], SPEED | MEMORY] = "none"
     """What is recomputed in the backward pass. selective: all but the results of matrix products and attention
     (Korthikanti et al. 2022); full: all but the input of each layer (Chen et al. 2016)."""
@@ -171,9 +171,9 @@ class EngineConfig(Section):
     deterministic: Annotated[bool, SPEED | MEMORY] = False
     """On a GPU: use deterministic kernels only. On a CPU all kernels are."""
     data_workers: Annotated[int, SPEED] = Field(default=1, ge=0)
-    """Data loader processes per rank; 0: batches are made in the training process."""
+    """Data loader processes per rank; 0: the training process makes the batches."""
     max_consecutive_nonfinite_steps: Annotated[int, LOGGING] = Field(default=20, ge=1)
-    """Maximum of consecutive steps with a non-finite loss or gradient; after that many the run stops with an error."""
+    """Maximum number of consecutive steps with a non-finite loss or gradient; then the run stops with an error."""
     hang_timeout_s: Annotated[float, LOGGING] = Field(default=1800.0, gt=0.0)
     """Seconds without progress after which a rank writes the stacks of its threads to its log and exits."""
     log_interval: Annotated[int, LOGGING] = Field(default=10, ge=1)
@@ -184,7 +184,7 @@ class EngineConfig(Section):
     """Samples for the held-out loss, the same each time."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "EngineConfig":
+    def _check_combinations(self) -> "EngineConfig":
         if isinstance(self.micro_batch_size, int) and self.micro_batch_size < 1:
             raise UserError(
                 f"micro_batch_size={self.micro_batch_size} is not a number of samples; set at least 1, or auto"
@@ -209,9 +209,9 @@ class CheckpointConfig(Section):
     keep: Annotated[int, LOGGING] = Field(default=3, ge=1)
     """Number of newest committed checkpoints that are kept."""
     keep_every: Annotated[int | None, LOGGING] = Field(default=None, ge=1)
-    """Checkpoints of steps that are multiples of this are kept for good."""
+    """Checkpoints of steps that are multiples of this are never removed."""
     location: Annotated[str | None, LOCATION] = None
-    """A folder or s3://BUCKET/PREFIX for the run's checkpoints, which go into NAME below it; null: the run's folder."""
+    """A folder or s3://BUCKET/PREFIX, in which NAME gets the run's checkpoints; null: the run's folder."""
 
     @field_validator("location")
     @classmethod
@@ -228,7 +228,7 @@ class TrainingConfig(Section):
     """Name of the run's folder, and of its checkpoints if they are elsewhere."""
     seed: Annotated[int, ORDER | UPDATES] = Field(default=1, ge=0, lt=2**63)
     data: DataConfig | None = None
-    """Training uses only the weights of the sources and `shuffle_window_shards`."""
+    """Training reads only the weights of the sources and `shuffle_window_shards`."""
     model: AnyModelConfig
     objective: ObjectiveConfig = ObjectiveConfig()
     phases: list[PhaseConfig] = Field(min_length=1)
@@ -248,7 +248,7 @@ class TrainingConfig(Section):
         return {**values, "objective": {"name": FAMILIES[family].default_objective, **objective}}
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "TrainingConfig":
+    def _check_combinations(self) -> "TrainingConfig":
         first = 0
         for number, phase in enumerate(self.phases):
             outside = [step for step in phase.skip_steps if not first <= step < first + phase.steps]
@@ -284,12 +284,12 @@ class TrainingConfig(Section):
                     f"engine.micro_batch_tokens={micro_tokens} has no room for a side of phases[{number}].seq_len="
                     f"{phase.seq_len} tokens; raise it"
                 )
-        together = self.data.shuffle_window_shards if self.data else None
-        why = self.objective.needs.reads_all_shards
-        if together is not None and why is not None:
+        window = self.data.shuffle_window_shards if self.data else None
+        reason = self.objective.needs.reads_all_shards
+        if window is not None and reason is not None:
             raise UserError(
-                f"data.shuffle_window_shards={together} reads some shards at a time, and objective.name="
-                f"{self.objective.name} {why}; remove it, or set another objective"
+                f"data.shuffle_window_shards={window} reads some shards at a time, and objective.name="
+                f"{self.objective.name} {reason}; remove it, or set another objective"
             )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:

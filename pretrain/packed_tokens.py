@@ -1,4 +1,4 @@
-"""Packed sequences of any lengths, without padding: what objectives lay out and models read."""
+"""Packed sequences of any lengths, without padding: the format that objectives produce and models read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class PackedTokens(Generic[Array]):
-    """N tokens of S sequences in one flat array: NumPy's as an objective lays them out, a tensor as a model reads them.
+    """N tokens of S sequences in one flat array: a NumPy array from an objective, or a tensor for a model.
 
     Attention stays within a sequence.
     """
@@ -42,11 +42,11 @@ def positions_in(cu_seqlens: NDArray[np.int64]) -> NDArray[np.int64]:
 def pack(
     input_ids: NDArray[np.int64], cu_seqlens: NDArray[np.int64], token_type_ids: NDArray[np.int64] | None = None
 ) -> PackedTokens[NDArray[np.int64]]:
-    """Sequences that lie one after another in `input_ids`."""
+    """Pack sequences that are concatenated in `input_ids`."""
     return PackedTokens(input_ids, positions_in(cu_seqlens), cu_seqlens, int(np.diff(cu_seqlens).max()), token_type_ids)
 
 
 def pack_sequences(sequences: Sequence[Sequence[int] | NDArray[np.integer]]) -> PackedTokens[NDArray[np.int64]]:
-    """The tokens of some sequences, packed."""
+    """Concatenate and pack some sequences."""
     input_ids = np.concatenate([np.asarray(each, np.int64) for each in sequences])
     return pack(input_ids, cumulative_lengths([len(each) for each in sequences]))

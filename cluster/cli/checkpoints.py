@@ -150,7 +150,7 @@ def show_import(source: Path, out: Path) -> None:
         print(f"  {key}: {value}")
     print(f"  init_from: {out}\n\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
     if imported.initialized:
-        print(f"Not in {source}, initialised at random: {', '.join(imported.initialized)}")
+        print(f"Not in {source}, initialized at random: {', '.join(imported.initialized)}")
 
 
 def _size(count: float) -> str:

@@ -166,9 +166,9 @@ def draw(statistics: "Statistics", path: Path) -> None:
 
     train, heldout, *_ = PAPER.series
     figure, (left, right) = new_figure(columns=2)
-    for split, colour in (("train", train), ("heldout", heldout)):
+    for split, color in (("train", train), ("heldout", heldout)):
         counts = statistics.length_counts[split]
-        left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, color=colour, fill=split == "heldout")
+        left.stairs(counts, [2**k for k in range(len(counts) + 1)], label=split, color=color, fill=split == "heldout")
     what, ids = ("pair", "target token") if statistics.manifest.pairs else ("document", "token")
     by_rank = np.sort(statistics.token_counts[statistics.token_counts > 0])[::-1]
     right.plot(np.arange(1, len(by_rank) + 1), by_rank, color=train, linewidth=LINE_WIDTH)

@@ -142,7 +142,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     """
     from multihop.cluster.console import progress_line
     from multihop.common.files import make_folder, write_atomically
-    from multihop.eval.inference.attention_map import attending
+    from multihop.eval.inference.attention_map import cross_attention_module
     from multihop.eval.inference.translate import translate, translator
     from multihop.eval.report.attention_picture import draw_map
     from multihop.eval.report.plot_style import as_png
@@ -151,7 +151,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     # An unsuitable model is refused before any input is read.
     translator(trained)
     if attention_maps is not None:
-        attending(trained)
+        cross_attention_module(trained)
         make_folder(attention_maps)
     lines = _lines_of_file()
     with progress_line("translate") as line:

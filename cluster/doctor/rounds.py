@@ -143,7 +143,7 @@ def _store(location: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str
 
 
 def _links(nodes: Sequence[Node], on_gpu: bool) -> Iterator[dict[str, Any]]:
-    """Measure all-reduce within each node, then between neighbours, as many pairs at once as have no node in common."""
+    """Measure all-reduce within each node, then between neighbors, as many pairs at once as have no node in common."""
     within = [[node] * (node.gpus if on_gpu else _RANKS_ON_A_CPU_NODE) for node in nodes]
     around = [[node, nodes[(number + 1) % len(nodes)]] for number, node in enumerate(nodes)]
     even, odd = around[0 : len(nodes) - 1 : 2], around[1 : len(nodes) - 1 : 2]

@@ -1,6 +1,6 @@
 """Tests whether all nodes can write and read a folder or bucket for runs or checkpoints, how fast, and atomically.
 
-Each function is called on a node. Each node writes a file, then reads its neighbour's, since its own would come from
+Each function is called on a node. Each node writes a file, then reads its neighbor's, since its own would come from
 its page cache. All nodes try to create one file at once, as two runs that want one folder would.
 """
 

@@ -20,7 +20,7 @@ from multihop.common import mirror
 from multihop.common.cache import cache_folder, evict_until_fits, evictable_folders, pin
 from multihop.common.files import make_folder, sha256_json, write_atomically
 from multihop.common.storage import open_folder
-from multihop.pretrain.data.shard_requests import forget, requested
+from multihop.pretrain.data.shard_requests import clear_requests, requested_shards
 from multihop.pretrain.run.files import GAVE_UP, RESTART_FILE, STOP_FILE
 
 CONTROL = "control"
@@ -121,16 +121,16 @@ def fetch_requested_shards(spec: RemoteRunSpec, run_dir: Path, data: Path) -> It
     Yields:
         A function that returns why no more shards will come, or None.
     """
-    forget(run_dir)
+    clear_requests(run_dir)
     ended, failed = threading.Event(), list[str]()
 
     def fetch() -> None:
         try:
             while not ended.wait(_SHARD_POLL_S):
-                for name in requested(run_dir):
+                for name in requested_shards(run_dir):
                     if not ended.is_set() and not (data / name).exists():
                         with FileLock(data / ".shard.lock"):
-                            _fetch_shard(spec, data, name, keep=requested(run_dir))
+                            _fetch_shard(spec, data, name, keep=requested_shards(run_dir))
         except Exception as error:  # whatever it is, the ranks would wait for ever
             failed.append(str(error) or repr(error))
 

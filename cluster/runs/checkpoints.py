@@ -34,12 +34,12 @@ from multihop.pretrain.checkpoint.manifest import (
     folder_of_step,
     read_checkpoint_manifest,
 )
-from multihop.pretrain.checkpoint.verify import damages, list_steps
+from multihop.pretrain.checkpoint.verify import find_damage, list_steps
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.models.build import build_model_on_meta, init_parameter
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
-from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_of
+from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_dir_of
 
 _SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
 NEVER_COMMITTED = "never committed: it is ignored, and the next start of its run removes the run's files in it"
@@ -125,7 +125,7 @@ def _verify_one(location: str) -> VerifyResult:
     if open_folder(location).size(MANIFEST) is None:
         return VerifyResult(name, True, [], NEVER_COMMITTED)
     try:
-        sentences = damages(location, read_checkpoint_manifest(location))
+        sentences = find_damage(location, read_checkpoint_manifest(location))
     except UserError as error:
         sentences = [str(error)]
     return VerifyResult(name, not sentences, sentences)
@@ -220,8 +220,8 @@ def average_checkpoints(location: str, last: int, out: Path) -> str:
         changed = {"world_size": 1, "zero_stage": 0, "parent": newest.content_hash(), "mlflow_run_id": None}
         manifest = newest.model_copy(update={**changed, "files": [], "kinds": [], "stripes": None})
         _save_weights(temporary, means, manifest, "average")
-        run_dir = run_of(location)
-        if (run_dir / "data").exists() and run_of(str(out)) != run_dir:
+        run_dir = run_dir_of(location)
+        if (run_dir / "data").exists() and run_dir_of(str(out)) != run_dir:
             (temporary / "data").symlink_to((run_dir / "data").resolve(), target_is_directory=True)
     return folder_of_step(str(out), newest.step)
 

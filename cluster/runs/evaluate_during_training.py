@@ -20,7 +20,7 @@ from multihop.cluster.runs.folder import check_recipe
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of
 from multihop.cluster.runs.stages import run_stages
-from multihop.cluster.runs.summary import read_summary, summarise
+from multihop.cluster.runs.summary import read_summary, summarize
 from multihop.cluster.tracking.connection import store_uri
 from multihop.cluster.tracking.tracker import log_concurrently
 from multihop.common.errors import UserError
@@ -148,7 +148,7 @@ def _evaluate(run: ResolvedRun) -> None:
         )
     for line in _scores(read_results(run.folder).rows):
         console.print(f"step {run.step}: {line}", markup=False)
-    summary = summarise(run.folder, "running", read_summary(run.folder).get("stages", {}))
+    summary = summarize(run.folder, "running", read_summary(run.folder).get("stages", {}))
     write_report(run.folder, run.recipe.model_dump(mode="json"), summary)
     log_concurrently(run.folder, run.recipe.tracking.uri, final(read_rows(run.results)))
 

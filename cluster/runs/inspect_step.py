@@ -81,8 +81,8 @@ def inspect_step(
         micro_batch_sizes = [_MICRO_BATCH] * len(recipe.phases)
         samples = []
         for number in ranks:
-            maker = BatchBuilder.open(recipe, data_folder, index_folder, number, world_size or 1, micro_batch_sizes)
-            samples += _samples(maker, step, data_folder, {} if world_size is None else {"rank": number})
+            builder = BatchBuilder.open(recipe, data_folder, index_folder, number, world_size or 1, micro_batch_sizes)
+            samples += _samples(builder, step, data_folder, {} if world_size is None else {"rank": number})
     return InspectedStep(step, phase, is_skipped(recipe.phases, step), samples)
 
 
@@ -130,33 +130,33 @@ def _index_folder(run_dir: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _samples(maker: BatchBuilder, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
+def _samples(builder: BatchBuilder, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
     """Return a rank's samples, decoded from the arrays that it trains on."""
-    made, chosen = maker.step(step), maker.order.samples_of_step(step)
-    share = share_of_rank(made.batch_size, maker.rank, maker.world_size)
-    phase = maker.config.phases[chosen.phase]
+    made, chosen = builder.step(step), builder.order.samples_of_step(step)
+    share = share_of_rank(made.batch_size, builder.rank, builder.world_size)
+    phase = builder.config.phases[chosen.phase]
     rows = index_rows(
-        maker.config.objective,
-        maker.order.indexes[chosen.phase],
+        builder.config.objective,
+        builder.order.indexes[chosen.phase],
         chosen.sources[share],
         chosen.samples[share],
         phase.seq_len,
     )
-    manifest = maker.data.manifest
+    manifest = builder.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
     samples = []
-    if maker.config.objective.needs.translates:
+    if builder.config.objective.needs.translates:
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]
-            fields = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
+            fields = {"sample": sample, "epoch": epoch, **rank, **_documents(builder, row, phase.seq_len)}
             samples.append(InspectedSample(fields, tokens, tokens, [False] * len(tokens)))
         return samples
     for sample, epoch, row, batch in zip(
         chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, made.micro_batches, strict=False
     ):
         seen: Mapping[str, Any] = batch.inputs
-        fields = {"sample": sample, "epoch": epoch, **rank, **_documents(maker, row, phase.seq_len)}
+        fields = {"sample": sample, "epoch": epoch, **rank, **_documents(builder, row, phase.seq_len)}
         if "is_random_next" in seen:
             fields |= _second(fields["documents"], bool(seen["is_random_next"][0]))
         if "is_swapped" in seen:
@@ -186,12 +186,14 @@ def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:
             yield from ((source.tolist(), target.tolist()) for source, target in zip(sources, targets, strict=True))
 
 
-def _documents(maker: BatchBuilder, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
+def _documents(builder: BatchBuilder, row: NDArray[np.int64], seq_len: int) -> dict[str, Any]:
     """Return all spans of a sample. Document ids are strings because many JSON readers round large integers."""
-    texts, sources = maker.data.train, maker.data.manifest.sources
+    texts, sources = builder.data.train, builder.data.manifest.sources
     parts = [
         {"document": str(texts.ids[i]), "source": sources[texts.source(i)], "start": start, "stop": stop}
-        for i, start, stop in objective_of(maker.config.objective).spans(texts, row, seq_len, maker.config.objective)
+        for i, start, stop in objective_of(builder.config.objective).spans(
+            texts, row, seq_len, builder.config.objective
+        )
         if stop > start
     ]
     return {"document": parts[0]["document"], "source": parts[0]["source"], "documents": parts}

@@ -194,7 +194,7 @@ def vocabulary_limit(text: Text) -> int:
 
 
 def choose_vocabulary(text: Text, layers: int, hidden: int, causal: bool) -> int:
-    """Return the largest usual vocabulary whose tokens are frequent enough to be learnt, and whose output layer is
+    """Return the largest usual vocabulary whose tokens are frequent enough to be learned, and whose output layer is
     affordable.
 
     Tokens by rank r occur about tokens / (r ln V) times (Zipf): the rarest should occur 100 times (Gowda and May 2020).

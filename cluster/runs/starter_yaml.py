@@ -124,7 +124,7 @@ def _model_lines(starter: Starter) -> list[str]:
     if not starter.causal and starter.hidden <= 256:
         lines += [
             *_comment(
-                "Begin with heads at the neighbouring tokens, and with embeddings from co-occurrences: small masked "
+                "Begin with heads at the neighboring tokens, and with embeddings from co-occurrences: small masked "
                 "models learn from far fewer tokens with them.",
                 2,
             ),
@@ -164,14 +164,14 @@ def _eval_lines(starter: Starter) -> list[str]:
     if starter.causal:
         return [
             *_comment(
-                "The perplexity on held-out documents needs no labels. Add your own labelled files to judge what the "
+                "The perplexity on held-out documents needs no labels. Add your own labeled files to judge what the "
                 "model is for."
             ),
             "eval: {tasks: [heldout-perplexity]}",
         ]
     return [
         *_comment(
-            "Without labelled data a masked model is judged by its held-out loss alone. Add your own labelled files: "
+            "Without labeled data a masked model is judged by its held-out loss alone. Add your own labeled files: "
             "tasks: [complaints.yaml]"
         ),
         "eval: {tasks: []}",

@@ -37,14 +37,14 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
-    """Write `summarise` into the run's folder."""
+    """Write `summarize` into the run's folder."""
     write_atomically(
-        run_dir / "summary.json", json.dumps(summarise(run_dir, status, stages), indent=1).encode() + b"\n"
+        run_dir / "summary.json", json.dumps(summarize(run_dir, status, stages), indent=1).encode() + b"\n"
     )
 
 
-def summarise(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str, Any]:
-    """Summarise metrics.jsonl and launches.jsonl.
+def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str, Any]:
+    """Summarize metrics.jsonl and launches.jsonl.
 
     Args:
         status: running, stopped, failed or done.

@@ -115,7 +115,7 @@ def _check_ending(path: str) -> None:
     if ending == ".csv":
         raise UserError(
             f"{safe_text(path)} is a .csv file, but texts to train on are .txt, .jsonl, .json, .parquet or .arrow; "
-            "convert it, for example with pyarrow.csv.read_csv and pyarrow.parquet.write_table. Labelled .csv files "
+            "convert it, for example with pyarrow.csv.read_csv and pyarrow.parquet.write_table. Labeled .csv files "
             "are for tasks of eval.tasks"
         )
     if ending == ".tsv":

@@ -244,7 +244,7 @@ def _star(pairs: np.ndarray, nodes: int) -> np.ndarray:
         pairs, ends = pairs[ends[:, 0] != ends[:, 1]], ends[ends[:, 0] != ends[:, 1]]
         np.minimum.at(
             root, ends.max(axis=1), ends.min(axis=1)
-        )  # attach each root to its smallest neighbour, then flatten
+        )  # attach each root to its smallest neighbor, then flatten
         while (root[root] != root).any():
             root = root[root]
     members = np.flatnonzero(root != np.arange(nodes))

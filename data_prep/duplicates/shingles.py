@@ -17,7 +17,7 @@ import pyarrow as pa
 from multihop.common.machine import raise_mmap_threshold
 
 CHUNK_BYTES = 2**18
-"""Text processed at once: enough to amortise a call, with arrays (8 bytes per byte of text) that fit into caches."""
+"""Text processed at once: enough to amortize a call, with arrays (8 bytes per byte of text) that fit into caches."""
 MAX_WORD_BYTES = 256
 """A longer word counts as several, so that no cost grows with a word's length."""
 
@@ -135,7 +135,7 @@ def ngrams(words: Words, n: int) -> Ngrams:
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
-    """Apply fmix64, the finaliser of MurmurHash3's 128-bit variant (Appleby 2011), in place: every bit affects all."""
+    """Apply fmix64, the finalizer of MurmurHash3's 128-bit variant (Appleby 2011), in place: every bit affects all."""
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)

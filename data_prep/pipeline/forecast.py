@@ -107,7 +107,7 @@ def forecast(
 
 
 def _forecast_source(path: str, files: list[InputFile]) -> SourceForecast:
-    """Extrapolate texts and documents from the file of median size, or from a neighbour if that is unreadable."""
+    """Extrapolate texts and documents from the file of median size, or from a neighbor if that is unreadable."""
     size = sum(file.size for file in files)
     readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
     middle = len(readable) // 2

@@ -1,4 +1,4 @@
-"""Normalises text, so that equal documents have equal bytes."""
+"""Normalizes text, so that equal documents have equal bytes."""
 
 import re
 import unicodedata

@@ -3,9 +3,9 @@
 A tokenizer.json only gets a post-processor, which adds special tokens around texts, and a mask token that replaces a
 word and the space before it. A SentencePiece model is converted, with care for four of its properties:
 
-- Its normalisation table is applied to the longest match from left to right. The library's `Precompiled` applies it to
+- Its normalization table is applied to the longest match from left to right. The library's `Precompiled` applies it to
   a whole grapheme, drops what follows the first match in it, and leaves graphemes of six and more bytes unchanged. So
-  graphemes are split by a control character that the table removes, each character is normalised alone, and NFC
+  graphemes are split by a control character that the table removes, each character is normalized alone, and NFC
   composes what the table would have composed.
 - A space is prepended to the text and belongs to its first token; trailing spaces are removed. No space is prepended
   after a special token: in "[MASK]ing" and "[MASK]." the rest continues the masked word.
@@ -57,7 +57,7 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_token_types: bool, ma
         max_positions: the model's maximum sequence length, in tokens.
 
     Raises:
-        UserError: the model was not trained by `multihop prep` and splits or normalises differently.
+        UserError: the model was not trained by `multihop prep` and splits or normalizes differently.
     """
     content = model.read_bytes()
     tokenizer = build_tokenizer(content, info.special_ids, has_token_types)
@@ -133,7 +133,7 @@ def _check_known(proto: Any) -> None:
     )
     if not as_prepared:
         raise UserError(
-            "the SentencePiece model was not trained by `multihop prep` (its normalisation, its treatment of spaces or "
+            "the SentencePiece model was not trained by `multihop prep` (its normalization, its treatment of spaces or "
             "its kinds of pieces differ); export a run whose tokenizer was"
         )
 

@@ -1,6 +1,6 @@
 """Wraps a SentencePiece model as a tokenizer, and caches encoded words where that provably changes no id.
 
-A sentence's tokens are those of its words if no token has a space except at its beginning and no rule of normalisation
+A sentence's tokens are those of its words if no token has a space except at its beginning and no rule of normalization
 looks past a space. For BPE, which merges within a word, that is enough. Unigram sums the scores of a sentence from its
 beginning in 32 bits, so that rounding may decide between two segmentations of a word by what comes before it, unless
 all scores are multiples of SCORE_STEP. Then every sum below 2^24 steps is exact, ties are ties everywhere, and a word
@@ -55,7 +55,7 @@ class SentencePiece:
         self.kind = kinds[proto.trainer_spec.model_type]
         self._tokens = [piece.piece for piece in proto.pieces]
         newline_separates = self._processor.normalize("a\nb") == self._processor.normalize("a b")
-        # The longest text, in characters after normalisation, whose words may be looked up; 0: never.
+        # The longest text, in characters after normalization, whose words may be looked up; 0: never.
         self._max_chars = _max_chars(proto)
         self._growth = _growth(proto.normalizer_spec.precompiled_charsmap)
         self._words = WordTable(self._encode, b" \n" if newline_separates else b" ")
@@ -79,7 +79,7 @@ class SentencePiece:
         spelled = [text.encode() for text in texts]
         chars, sizes = (np.fromiter(map(len, each), np.int64, len(texts)) for each in (texts, spelled))
         # A character outside ASCII has at least two bytes and becomes at most `_growth` characters. A literal U+2581 is
-        # not a space to normalisation, but is one to the model.
+        # not a space to normalization, but is one to the model.
         long = np.flatnonzero(chars + self._growth * (sizes - chars) > self._max_chars).tolist()
         blank = [i for i, text in enumerate(spelled) if _BLANK_BYTES in text]
         return self._words.encode(spelled, sorted({*long, *blank}))
@@ -142,7 +142,7 @@ def _max_chars(proto: Any) -> int:
 
 
 def _table(charsmap: bytes) -> tuple[np.ndarray, bytes]:
-    """Return the rules of normalisation: the units of their trie, uint32, and the replacements, each NUL-terminated."""
+    """Return the rules of normalization: the units of their trie, uint32, and the replacements, each NUL-terminated."""
     size = int.from_bytes(charsmap[:4], "little")
     return np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
 

@@ -21,7 +21,7 @@ _BPE = {
 }  # fmt: skip
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _REQUIRED_KEYS = ("type", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-"""Keys of a BPE model that must have GPT-2's values. The library honours the others, or they concern characters
+"""Keys of a BPE model that must have GPT-2's values. The library honors the others, or they concern characters
 without a token."""
 
 

@@ -1,7 +1,7 @@
 """BERT's WordPiece, by Hugging Face tokenizers.
 
 Devlin et al. 2018, section 3: text is split at whitespace and punctuation, and each word greedily into its longest
-tokens. Normalisation and splitting look at one character at a time, or at the text between two spaces, so that encoded
+tokens. Normalization and splitting look at one character at a time, or at the text between two spaces, so that encoded
 words can be cached.
 """
 

@@ -43,9 +43,9 @@ def contexts(
     if not part:
         return [(nothing, nothing)] * len(examples)
     wanted = {example.document for example in examples} - {0}
-    neighbours = [example for example in part if example.document in wanted]
+    neighbors = [example for example in part if example.document in wanted]
     sentences: dict[int, list[Tokens]] = defaultdict(list)
-    for example, tokens in zip(neighbours, tokens_of(neighbours), strict=True):
+    for example, tokens in zip(neighbors, tokens_of(neighbors), strict=True):
         assert example.sentence == len(sentences[example.document])
         sentences[example.document].append(tokens)
     documents = {document: np.concatenate(tokens) for document, tokens in sentences.items()}

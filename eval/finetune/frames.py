@@ -19,7 +19,7 @@ class Frame:
     unknown: int
     """The token of a word of which the tokenizer leaves nothing."""
     reads_last: bool = False
-    """Tagging: a word is labelled at its last token, the first one that has seen the whole word in a causal model;
+    """Tagging: a word is labeled at its last token, the first one that has seen the whole word in a causal model;
     else at its first (Devlin et al. 2018, section 5.3)."""
 
     def size(self, texts: int) -> int:
@@ -32,8 +32,8 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
 
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
-    with ids from `vocab_size` on. They have to be learnt, so a frozen causal model reads its end-of-text token instead,
-    which pretraining has seen.
+    with ids from `vocab_size` on. They have to be learned, so a frozen causal model reads its end-of-text token
+    instead, which pretraining has seen.
 
     Args:
         frozen: whether the model's weights stay as they are.

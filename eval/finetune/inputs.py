@@ -32,7 +32,7 @@ class Encoded:
     cu_examples: NDArray[np.int64]
     """(E + 1,), cumulative numbers of sequences, from 0 to S."""
     words: NDArray[np.int32]
-    """(W,), index in its sequence of the token at which each word is labelled (`Frame.reads_last`), without the words
+    """(W,), index in its sequence of the token at which each word is labeled (`Frame.reads_last`), without the words
     that were cut off; empty unless tagging."""
     cu_words: NDArray[np.int64]
     """(S + 1,), cumulative numbers of words."""
@@ -65,7 +65,7 @@ class Encoded:
         """Return a model's inputs: the examples' sequences, packed.
 
         Returns:
-            packed: PackedTokens, with token types; words: int64 (W,), where each word is labelled among the N tokens;
+            packed: PackedTokens, with token types; words: int64 (W,), where each word is labeled among the N tokens;
             cu_examples: int64 (examples + 1,).
         """
         sequences = np.concatenate([np.arange(self.cu_examples[i], self.cu_examples[i + 1]) for i in batch])

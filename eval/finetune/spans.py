@@ -19,7 +19,7 @@ from multihop.eval.finetune.span_inputs import Questions, SpanInputs
 from multihop.eval.metrics.squad import Scores, accepted_texts, score_texts
 from multihop.eval.tasks.squad import Name
 from multihop.eval.tasks.task import Example
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 
 _PREDICT_TOKENS = 16_384
 _ERRORS = 20
@@ -109,7 +109,7 @@ def span_loss(logits: Tensor, starts: Tensor, ends: Tensor, cu_seqlens: Tensor) 
 
 def _loss(model: TaskModel, examples: Encoded, batch: NDArray[np.int64]) -> Tensor:
     device = next(model.parameters()).device
-    inputs = on_device(examples.collate(batch), device)
+    inputs = to_device(examples.collate(batch), device)
     positions = torch.from_numpy(examples.labels_of(batch)).to(device, torch.int64)
     return span_loss(model(**inputs), positions[::2], positions[1::2], inputs["packed"].cu_seqlens)
 
@@ -122,7 +122,7 @@ def _logits(model: TaskModel, examples: Encoded) -> list[NDArray[np.float32]]:
     logits: list[NDArray[np.float32]] = [np.empty((0, 2), np.float32)] * len(examples)
     lengths = examples.lengths
     for batch in batches_of_tokens(lengths, _PREDICT_TOKENS):
-        outputs = model(**on_device(examples.collate(batch), device)).float().cpu().numpy()
+        outputs = model(**to_device(examples.collate(batch), device)).float().cpu().numpy()
         for i, part in zip(batch, np.split(outputs, np.cumsum(lengths[batch])[:-1]), strict=True):
             logits[i] = part
     return logits

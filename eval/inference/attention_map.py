@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation, translator
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
 
 
-def attending(trained: TrainedModel) -> nn.Module:
+def cross_attention_module(trained: TrainedModel) -> nn.Module:
     """Return the module through which the model's decoder attends to the source.
 
     Raises:
         UserError: the model does not translate, or its decoder has no attention.
     """
-    module = translator(trained).attends_by
+    module = translator(trained).last_cross_attention
     if module is None:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
@@ -34,20 +34,20 @@ def attention_map(trained: TrainedModel, translation: Translation) -> Tensor:
     Rows sum to 1. For a Transformer it is the mean over the heads of the last layer.
 
     Raises:
-        UserError: as `attending`.
+        UserError: as `cross_attention_module`.
     """
-    module, rows = attending(trained), list[Tensor]()
+    module, rows = cross_attention_module(trained), list[Tensor]()
     source, target = (
-        packed_on_device(pack_sequences([ids]), trained.device)
+        packed_to_device(pack_sequences([ids]), trained.device)
         for ids in (translation.source, [trained.special_ids["pad"], *translation.tokens[:-1]])
     )
 
     def keep(module: Any, given: Any) -> None:
-        rows.append(module.map_of(*given))
+        rows.append(module.attention_map(*given))
 
     hook = module.register_forward_pre_hook(keep)
     try:
-        translator(trained).teacher_forced(source, target)
+        translator(trained).decode_targets(source, target)
     finally:
         hook.remove()
     return torch.cat(rows)  # a decoder that attends step by step calls it once a token

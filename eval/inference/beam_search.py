@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.packed_tokens import pack_sequences
 
@@ -58,8 +58,8 @@ def beam_search(
     """
     device, beams = model.word.weight.device, search.beams
     longest = max(limits)
-    packed = packed_on_device(pack_sequences(sources), device)
-    state = model.begin(model.read(packed), packed, beams)
+    packed = packed_to_device(pack_sequences(sources), device)
+    state = model.init_decoder_state(model.encode_source(packed), packed, beams)
 
     active = torch.arange(len(sources), device=device)
     """int64 (S,): the sentences that are not done."""
@@ -71,7 +71,7 @@ def beam_search(
     tokens = torch.full((len(sources) * beams,), special_ids["pad"], device=device)
     done: dict[int, list[Hypothesis]] = {}
     for length in range(1, longest + 1):
-        logits = model.lm_head(model.advance(state, tokens)).float()
+        logits = model.lm_head(model.decode_step(state, tokens)).float()
         log_probabilities = torch.log_softmax(logits, -1, out=logits)
         log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
         most = min(2 * beams, log_probabilities.shape[1])  # more cannot be needed
@@ -97,8 +97,8 @@ def beam_search(
         if over.any():
             left = _filled_up(~over)
             active, limit, made, scores, token = active[left], limit[left], made[left], scores[left], token[left]
-            best.keep(left)
-            state.keep(left)
+            best.select_sentences(left)
+            state.select_sentences(left)
         tokens = token.flatten()
     return [done[number] for number in range(len(sources))]
 
@@ -146,7 +146,7 @@ class _Finished:
         """Return bool (S,): whether a sentence has all K, and none of them is worse than its score in `scores` (S,)."""
         return self.exists.all(1) & (scores <= self.scores.min(1).values)
 
-    def keep(self, sentences: Tensor) -> None:
+    def select_sentences(self, sentences: Tensor) -> None:
         self.tokens, self.lengths = self.tokens[sentences], self.lengths[sentences]
         self.scores, self.exists = self.scores[sentences], self.exists[sentences]
 

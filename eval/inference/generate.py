@@ -11,7 +11,7 @@ from torch import Tensor
 from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.config import AttentionConfig
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
@@ -128,7 +128,7 @@ def generate_tokens(
     lengths = [len(prompt) for prompt in prompts]
     left = [min(max_tokens, model.config.max_positions - length) for length in lengths]
     cache = KeyValueCache(model.config, lengths, max(left), device)
-    packed = packed_on_device(pack_sequences(prompts), device)
+    packed = packed_to_device(pack_sequences(prompts), device)
     hidden = model.encode(packed, token_indices=packed.cu_seqlens[1:] - 1, cache=cache)
     one_each = torch.arange(len(prompts) + 1, device=device)
     positions = torch.tensor(lengths, device=device)

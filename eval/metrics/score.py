@@ -106,7 +106,7 @@ def statistics(metric: str, task: Task, predicted: Predictions, targets: Predict
         float64 (N, k). accuracy: right predictions, predictions. F1 and Matthews (class 1 of two is the positive one):
         true and false positives, false and true negatives. macro F1: true positives, false positives and false
         negatives of each class in turn. entity F1: right, predicted and true entities. Pearson and Spearman: 1, x, y,
-        xx, yy, xy of the standardised predictions x and targets y, or of their ranks among all examples. perplexity:
+        xx, yy, xy of the standardized predictions x and targets y, or of their ranks among all examples. perplexity:
         nats, tokens. SQuAD F1 and exact match: the value, 1.
     """
     assert len(predicted) == len(targets) > 0
@@ -178,16 +178,16 @@ def _ratio(numerator: Float, denominator: Float) -> Float:
 
 
 def _moments(x: Float, y: Float) -> Float:
-    """Return moments of standardised values: sums of squares of values far from 0 would lose the digits that vary."""
-    x, y = _standardised(x), _standardised(y)
+    """Return moments of standardized values: sums of squares of values far from 0 would lose the digits that vary."""
+    x, y = _standardized(x), _standardized(y)
     return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], -1)
 
 
-def _standardised(values: Float) -> Float:
+def _standardized(values: Float) -> Float:
     if np.ptp(values) == 0:
         return np.zeros_like(values, np.float64)
-    centred = values - values.mean()
-    return centred / np.abs(centred).max()
+    centered = values - values.mean()
+    return centered / np.abs(centered).max()
 
 
 def _entity_counts(predicted: list[list[str]], targets: list[list[str]]) -> Float:

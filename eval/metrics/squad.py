@@ -42,13 +42,13 @@ class Scores:
 def score_texts(name: Name, examples: Sequence[Example], predicted: Sequence[str]) -> Scores:
     """Return the scores of predicted texts, empty for no answer: of each the largest over the accepted answers.
 
-    The two versions differ on answers of which nothing is left once they are normalised: 2.0 does not accept them, 1.1
+    The two versions differ on answers of which nothing is left once they are normalized: 2.0 does not accept them, 1.1
     does, with an F1 of 0.
     """
     exact_match, f1 = np.zeros(len(examples)), np.zeros(len(examples))
     for index, (example, text) in enumerate(zip(examples, predicted, strict=True)):
-        prediction = normalise(text)
-        accepted = [normalise(answer) for answer in accepted_texts(example)]
+        prediction = normalize(text)
+        accepted = [normalize(answer) for answer in accepted_texts(example)]
         if name == "squad2":
             accepted = [answer for answer in accepted if answer] or [""]
         exact_match[index] = prediction in accepted
@@ -62,13 +62,13 @@ def accepted_texts(example: Example) -> list[str]:
     return [example.texts[1][int(start) : int(end)] for start, end in spans]
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the text in lowercase, without ASCII punctuation and articles, its words separated by one space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _f1(prediction: str, answer: str, both_empty: float) -> float:
-    """Return F1 of the bags of words of normalised texts."""
+    """Return F1 of the bags of words of normalized texts."""
     if not prediction and not answer:
         return both_empty
     words, wanted = prediction.split(), answer.split()

@@ -21,7 +21,7 @@ def draw_map(trained: TrainedModel, translation: Translation) -> "Figure":
     """`attention_map`: tokens of the translation from top to bottom, of the source from left to right.
 
     Raises:
-        UserError: as `attending`.
+        UserError: as `cross_attention_module`.
     """
     weights = attention_map(trained, translation).cpu().numpy()
     height, width = (_MARGIN + _INCHES * size for size in weights.shape)

@@ -223,7 +223,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Pi
         "Final held-out loss of each run against a key of the recipe",
         f"The final held-out loss against {x}; of several runs with the same values, the median."
         f"{_cut_note(panels, highest)}",
-        lambda colours: draw_lines(colours, panels, x, log=True, highest=highest),
+        lambda colors: draw_lines(colors, panels, x, log=True, highest=highest),
     )
 
 
@@ -259,7 +259,7 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
         "Scores of each run on each task",
         "Scores over the seeds: median, minimum and maximum."
         f"{' Hollow: from random weights, without their perplexities.' if hollow else ''}",
-        lambda colours: draw_scores(colours, names, scores),
+        lambda colors: draw_scores(colors, names, scores),
     )
 
 
@@ -270,7 +270,7 @@ def _length_picture(lengths: Mapping[str, ByLength | None]) -> Iterator[Picture]
             "bleu-by-length.png",
             "BLEU of each run by the length of the source",
             "Corpus BLEU of the sentences whose source has so many words; the median over the seeds.",
-            lambda colours: draw_classes(colours, panels),
+            lambda colors: draw_classes(colors, panels),
         )
 
 

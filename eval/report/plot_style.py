@@ -1,6 +1,6 @@
-"""The style of all pictures, as PNG and as inline SVG whose colours follow the page, light or dark.
+"""The style of all pictures, as PNG and as inline SVG whose colors follow the page, light or dark.
 
-The colours of data are from Okabe and Ito's palette, which is safe for colour-blind readers; lines with the same colour
+The colors of data are from Okabe and Ito's palette, which is safe for color-blind readers; lines with the same color
 differ in dashes and markers. In a page they, ink and grid are CSS variables.
 """
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Colours:
-    """The colours of a figure; `#rrggbb` each."""
+class Colors:
+    """The colors of a figure; `#rrggbb` each."""
 
     ink: str
     grid: str
@@ -36,16 +36,16 @@ _REM_PER_INCH = 8.5
 """A picture of `WIDTH` is as wide as the page, 68 rem."""
 _DASHES = ("-", "--", ":")
 _MARKERS = ("o", "s", "^")
-# Colours that nothing else has, replaced by the page's variables once matplotlib has written them.
+# Colors that nothing else has, replaced by the page's variables once matplotlib has written them.
 _VARIABLES = {
     f"#0102{number:02d}": f"var(--{name})"
     for number, name in enumerate(("ink", "line", "first", "second", "third", "fourth", "fifth", "sixth"))
 }
 _PLACEHOLDERS = tuple(_VARIABLES)
-PAGE = Colours(_PLACEHOLDERS[0], _PLACEHOLDERS[1], _PLACEHOLDERS[2:])
-"""Colours for `as_svg`: variables of the page."""
-PAPER = Colours("#333333", "#e6e6e6", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b27700", "#6b6b6b"))
-"""Colours for `as_png`, on white."""
+PAGE = Colors(_PLACEHOLDERS[0], _PLACEHOLDERS[1], _PLACEHOLDERS[2:])
+"""Colors for `as_svg`: variables of the page."""
+PAPER = Colors("#333333", "#e6e6e6", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b27700", "#6b6b6b"))
+"""Colors for `as_png`, on white."""
 # Several pictures of one page would have the same; the ids that are referred to are hashes.
 _NUMBERED_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 _PROLOGUE = re.compile(r"^.*?(?=<svg )", re.DOTALL)
@@ -76,26 +76,26 @@ def new_figure(
     return figure, list(panels.ravel())
 
 
-def style(axes: "Axes", colours: Colours, x_label: str = "", y_label: str = "") -> None:
+def style(axes: "Axes", colors: Colors, x_label: str = "", y_label: str = "") -> None:
     """Set the ticks, the spines, a horizontal grid and the labels of the axes, which should have their units."""
     axes.patch.set_alpha(0)
-    axes.tick_params(which="both", colors=colours.ink, labelsize=TICK_SIZE)
+    axes.tick_params(which="both", colors=colors.ink, labelsize=TICK_SIZE)
     for text in (axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()):
-        text.set(color=colours.ink, fontsize=TICK_SIZE)
+        text.set(color=colors.ink, fontsize=TICK_SIZE)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(colours.ink)
-    axes.grid(axis="y", color=colours.grid, linewidth=_GRID_WIDTH)
+    axes.spines[["left", "bottom"]].set_color(colors.ink)
+    axes.grid(axis="y", color=colors.grid, linewidth=_GRID_WIDTH)
     axes.set_axisbelow(True)
     if x_label:
-        axes.set_xlabel(literal(x_label), color=colours.ink, fontsize=LABEL_SIZE)
+        axes.set_xlabel(literal(x_label), color=colors.ink, fontsize=LABEL_SIZE)
     if y_label:
-        axes.set_ylabel(literal(y_label), color=colours.ink, fontsize=LABEL_SIZE)
+        axes.set_ylabel(literal(y_label), color=colors.ink, fontsize=LABEL_SIZE)
 
 
-def legend(axes: "Axes", colours: Colours, above: bool = False, columns: int = 1) -> None:
+def legend(axes: "Axes", colors: Colors, above: bool = False, columns: int = 1) -> None:
     """A legend outside the axes, where no position can hide a line: to their right, or above them."""
     axes.legend(
-        frameon=False, labelcolor=colours.ink, fontsize=TICK_SIZE, ncols=columns, borderaxespad=0.3,
+        frameon=False, labelcolor=colors.ink, fontsize=TICK_SIZE, ncols=columns, borderaxespad=0.3,
         loc="lower left" if above else "center left", bbox_to_anchor=(0.0, 1.0) if above else (1.0, 0.5),
     )  # fmt: skip
 
@@ -108,10 +108,10 @@ def whole_steps(axes: "Axes", most: int | None = None) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def look_of(colours: Colours, number: int) -> tuple[str, str, str]:
-    """Colour, dashes and marker of a line: another colour each, and once all are used other dashes and markers too."""
-    round_, index = divmod(number, len(colours.series))
-    return colours.series[index], _DASHES[round_ % len(_DASHES)], _MARKERS[round_ % len(_MARKERS)]
+def look_of(colors: Colors, number: int) -> tuple[str, str, str]:
+    """Color, dashes and marker of a line: another color each, and once all are used other dashes and markers too."""
+    round_, index = divmod(number, len(colors.series))
+    return colors.series[index], _DASHES[round_ % len(_DASHES)], _MARKERS[round_ % len(_MARKERS)]
 
 
 def literal(text: str) -> str:
@@ -142,8 +142,8 @@ def as_svg(figure: "Figure", name: str, alt: str) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     svg = _METADATA.sub("", _PROLOGUE.sub("", out.getvalue()))
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
     svg = _NUMBERED_ID.sub("", svg)
     # As wide as its share of the page, so that the letters of all pictures have one size.
     label = f' style="max-width: {_REM_PER_INCH * figure.get_figwidth():g}rem" role="img" aria-label="{escape(alt)}"'

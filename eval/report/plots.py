@@ -1,6 +1,6 @@
 """The pictures of reports, drawn in the style of `multihop.eval.report.plot_style`.
 
-A function that takes colours returns a figure, which the caller encodes as a PNG or for a page. Pictures that a page
+A function that takes colors returns a figure, which the caller encodes as a PNG or for a page. Pictures that a page
 alone has are returned as SVG.
 """
 
@@ -18,7 +18,7 @@ from multihop.eval.report.plot_style import (
     PAPER,
     TICK_SIZE,
     WIDTH,
-    Colours,
+    Colors,
     as_png,
     as_svg,
     legend,
@@ -40,7 +40,7 @@ Panel = tuple[str, Lines]
 """Title of the vertical axis, and what is drawn."""
 
 _INITS = {"pretrained": (0, "-"), "parent": (2, ":"), "random weights": (1, "--")}
-"""Number of the colour, and dashes, of trials by their initial weights."""
+"""Number of the color, and dashes, of trials by their initial weights."""
 MAX_POINTS = 150
 """The most points of a line by step: a page with every step of every trial would have megabytes."""
 _MAX_MARKED_POINTS = 12
@@ -55,7 +55,7 @@ class Picture:
     alt: str
     """What it shows, for readers who do not see it."""
     caption: str
-    draw: Callable[[Colours], "Figure"]
+    draw: Callable[[Colors], "Figure"]
 
     def png(self) -> bytes:
         """The picture on white."""
@@ -87,18 +87,18 @@ class Scores:
     random: Sequence[Sequence[float]]
 
 
-def draw_losses(colours: Colours, curves: Sequence[Curve]) -> "Figure":
+def draw_losses(colors: Colors, curves: Sequence[Curve]) -> "Figure":
     """A panel for each curve, the first one larger."""
     heights = [2.0, *[1.0] * (len(curves) - 1)]
     figure, panels = new_figure(len(curves), height=1.9 + 1.3 * sum(heights), heights=heights, sharex=True)
     for axes, curve in zip(panels, curves, strict=True):
-        _draw_curve(axes, colours, curve)
-    legend(panels[0], colours, above=True, columns=2)
-    style(panels[-1], colours, "step")
+        _draw_curve(axes, colors, curve)
+    legend(panels[0], colors, above=True, columns=2)
+    style(panels[-1], colors, "step")
     return figure
 
 
-def draw_by_step(colours: Colours, panels: Mapping[str, Points]) -> "Figure":
+def draw_by_step(colors: Colors, panels: Mapping[str, Points]) -> "Figure":
     """A panel below the other with one value by step, each from its lowest to its highest value.
 
     Args:
@@ -108,16 +108,16 @@ def draw_by_step(colours: Colours, panels: Mapping[str, Points]) -> "Figure":
 
     figure, rows = new_figure(len(panels), height=0.4 + 1.5 * len(panels), sharex=True)
     for number, (axes, (title, points)) in enumerate(zip(rows, panels.items(), strict=True)):
-        colour = colours.series[number % len(colours.series)]
+        color = colors.series[number % len(colors.series)]
         steps, means, lows, highs = _thinned(points)
         if means != lows:
-            axes.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(steps, means, color=colour, linewidth=LINE_WIDTH, **_marked(steps))
+            axes.fill_between(steps, lows, highs, color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps, means, color=color, linewidth=LINE_WIDTH, **_marked(steps))
         axes.margins(x=0.02, y=0.09)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
-        style(axes, colours, y_label=title)
+        style(axes, colors, y_label=title)
     whole_steps(rows[-1])
-    style(rows[-1], colours, "step")
+    style(rows[-1], colors, "step")
     return figure
 
 
@@ -147,11 +147,11 @@ def learning_curves(name: str, title: str, alt: str, inits: Mapping[str, Sequenc
 def by_pretraining_step(name: str, title: str, alt: str, points: Mapping[int, Sequence[float]]) -> str:
     """Scores by the pretraining step of the checkpoint: the median as a line, the seeds from minimum to maximum."""
     figure, axes = _small_figure("step of pretraining", title)
-    colour, steps = PAGE.series[0], list(points)
+    color, steps = PAGE.series[0], list(points)
     lows, highs = [min(v) for v in points.values()], [max(v) for v in points.values()]
-    axes.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
+    axes.fill_between(steps, lows, highs, color=color, alpha=0.2, linewidth=0)
     medians = [median(v) for v in points.values()]
-    axes.plot(steps, medians, color=colour, marker="o", markersize=MARKER_SIZE, linewidth=LINE_WIDTH)
+    axes.plot(steps, medians, color=color, marker="o", markersize=MARKER_SIZE, linewidth=LINE_WIDTH)
     return as_svg(figure, name, alt)
 
 
@@ -169,12 +169,12 @@ def side_by_side(name: str, alt: str, panels: Mapping[str, Points]) -> str:
 
 
 def draw_lines(
-    colours: Colours, panels: Sequence[Panel], below: str, log: bool = False, highest: float = inf
+    colors: Colors, panels: Sequence[Panel], below: str, log: bool = False, highest: float = inf
 ) -> "Figure":
     """A panel above the other, with a line for each label.
 
     Args:
-        panels: lines with the same index in several panels have one colour; a line without points is not drawn.
+        panels: lines with the same index in several panels have one color; a line without points is not drawn.
         below: title of the horizontal axis.
         log: the horizontal axis is logarithmic, with a tick at each value.
         highest: what is above it is cut off.
@@ -185,7 +185,7 @@ def draw_lines(
     for axes, (title, lines) in zip(rows, panels, strict=True):
         for number, (label, points) in enumerate(lines):
             if points:
-                _draw_line(axes, colours, number, label, list(points), list(points.values()))
+                _draw_line(axes, colors, number, label, list(points), list(points.values()))
         if below == "step":
             whole_steps(axes)
         elif log:
@@ -195,12 +195,12 @@ def draw_lines(
         lowest = min((y for _, points in lines for y in points.values()), default=0.0)
         if any(y > highest for _, points in lines for y in points.values()):
             axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
-        style(axes, colours, below, title)
-        legend(axes, colours)
+        style(axes, colors, below, title)
+        legend(axes, colors)
     return figure
 
 
-def draw_scores(colours: Colours, names: Sequence[str], tasks: Sequence[Scores]) -> "Figure":
+def draw_scores(colors: Colors, names: Sequence[str], tasks: Sequence[Scores]) -> "Figure":
     """A panel for each task: medians with minimum and maximum over the seeds, random weights hollow."""
     columns = min(_PANELS_PER_ROW, len(tasks))
     rows = -(-len(tasks) // columns)
@@ -211,35 +211,35 @@ def draw_scores(colours: Colours, names: Sequence[str], tasks: Sequence[Scores])
     )
     for axes, task in zip(panels, tasks, strict=False):
         for row in range(len(names)):
-            colour, _, marker = look_of(colours, row)
-            for values, offset, fill in ((task.pretrained[row], above, colour), (task.random[row], below, "none")):
+            color, _, marker = look_of(colors, row)
+            for values, offset, fill in ((task.pretrained[row], above, color), (task.random[row], below, "none")):
                 if values:
                     y = row + offset
-                    axes.plot([min(values), max(values)], [y, y], color=colour, linewidth=LINE_WIDTH)
+                    axes.plot([min(values), max(values)], [y, y], color=color, linewidth=LINE_WIDTH)
                     axes.plot(
-                        median(values), y, marker=marker, color=colour, markerfacecolor=fill, markersize=MARKER_SIZE + 1
+                        median(values), y, marker=marker, color=color, markerfacecolor=fill, markersize=MARKER_SIZE + 1
                     )
         axes.set_yticks(range(len(names)), [literal(name) for name in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
-        style(axes, colours, task.title)
-        axes.grid(axis="x", color=colours.grid, linewidth=0.8)
+        style(axes, colors, task.title)
+        axes.grid(axis="x", color=colors.grid, linewidth=0.8)
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
     return figure
 
 
 def draw_classes(
-    colours: Colours, panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]]
+    colors: Colors, panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]]
 ) -> "Figure":
     """A panel below the other: its title, the names of classes from left to right, and of each label its values."""
     figure, rows = new_figure(len(panels), height=3.6 * len(panels))
     for axes, (title, classes, lines) in zip(rows, panels, strict=True):
         for number, (label, values) in enumerate(lines.items()):
-            _draw_line(axes, colours, number, label, list(range(len(classes))), values)
+            _draw_line(axes, colors, number, label, list(range(len(classes))), values)
         axes.set_xticks(range(len(classes)), classes)
         axes.set_ylim(bottom=0.0)
-        style(axes, colours, "words of the source (sentences)", title)
-        legend(axes, colours)
+        style(axes, colors, "words of the source (sentences)", title)
+        legend(axes, colors)
     return figure
 
 
@@ -251,18 +251,18 @@ def _small_figure(below: str, title: str) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
-def _draw_line(axes: "Axes", colours: Colours, number: int, label: str, x: Sequence[float], y: Sequence[float]) -> None:
-    colour, dashes, marker = look_of(colours, number)
+def _draw_line(axes: "Axes", colors: Colors, number: int, label: str, x: Sequence[float], y: Sequence[float]) -> None:
+    color, dashes, marker = look_of(colors, number)
     axes.plot(
-        x, y, color=colour, linestyle=dashes, marker=marker, markersize=MARKER_SIZE, linewidth=LINE_WIDTH,
+        x, y, color=color, linestyle=dashes, marker=marker, markersize=MARKER_SIZE, linewidth=LINE_WIDTH,
         label=literal(label),
     )  # fmt: skip
 
 
-def _draw_curve(axes: "Axes", colours: Colours, curve: Curve) -> None:
-    train, heldout, *_ = colours.series
+def _draw_curve(axes: "Axes", colors: Colors, curve: Curve) -> None:
+    train, heldout, *_ = colors.series
     whole_steps(axes)
-    style(axes, colours, y_label=f"{curve.name} (nats)")
+    style(axes, colors, y_label=f"{curve.name} (nats)")
     if curve.train:
         steps, means, lows, highs = _thinned(list(curve.train.items()))
         if means != lows:
@@ -273,7 +273,7 @@ def _draw_curve(axes: "Axes", colours: Colours, curve: Curve) -> None:
         markersize=MARKER_SIZE, linewidth=LINE_WIDTH, label="held-out text",
     )  # fmt: skip
     for (name, value), dashes in zip(curve.references.items(), ((6, 3), (1.5, 2)), strict=False):
-        axes.axhline(value, color=colours.ink, linewidth=1.0, dashes=dashes)
+        axes.axhline(value, color=colors.ink, linewidth=1.0, dashes=dashes)
         axes.annotate(
             f"{name}: {value:.2f}",
             xy=(1, value),
@@ -281,7 +281,7 @@ def _draw_curve(axes: "Axes", colours: Colours, curve: Curve) -> None:
             xytext=(-4, 4),
             textcoords="offset points",
             ha="right",
-            color=colours.ink,
+            color=colors.ink,
             fontsize=TICK_SIZE,
         )
     axes.margins(x=0.02, y=0.09)
@@ -299,7 +299,7 @@ def _marked(steps: Sequence[float]) -> dict[str, Any]:
 
 
 def _thinned(points: Points) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Steps, and mean, smallest and largest value of at most `MAX_POINTS` groups of neighbours."""
+    """Steps, and mean, smallest and largest value of at most `MAX_POINTS` groups of neighbors."""
     size = -(-len(points) // MAX_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     values = [[value for _, value in group] for group in groups]

@@ -94,7 +94,7 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
         "pictures": dict.fromkeys(FILES_OF_A_RUN) | {each.file: each.context() for each in pictures},
         "pretrains": (recipe.get("eval") or {}).get("checkpoint") is None,
         "losses": _loss_table(summary),
-        "losses_note": "loss is the sum that is optimised; the other losses are its parts, in nats. Training: of the "
+        "losses_note": "loss is the sum that is optimized; the other losses are its parts, in nats. Training: of the "
         "last logged batch.",
         "time": training_time(rows, recipe),
         "by_source": [
@@ -228,7 +228,7 @@ def _caption(curves: list[Curve]) -> str:
 def _thinned_note(points: int) -> str:
     if points <= MAX_POINTS:
         return ""
-    return " A point of a line is the mean of neighbouring rows, between their smallest and largest values."
+    return " A point of a line is the mean of neighboring rows, between their smallest and largest values."
 
 
 def _loss_table(summary: dict[str, Any]) -> list[tuple[str, str, str]]:

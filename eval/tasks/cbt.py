@@ -18,7 +18,7 @@ def read_cbt(path: Path) -> tuple[Example, ...]:
     """Return the questions of an official file, such as cbtest_CN_test_2500ex.txt, as examples of kind choice.
 
     A question is 20 numbered sentences and a numbered 21st with a blank, then, separated by tabs, the answer, nothing,
-    and the candidates separated by `|`; a blank line follows. The text is de-tokenised as GPT-2's was.
+    and the candidates separated by `|`; a blank line follows. The text is de-tokenized as GPT-2's was.
 
     Raises:
         UserError: the file is missing, empty, or a line is not in this format.

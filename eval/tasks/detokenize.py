@@ -1,8 +1,8 @@
-"""Natural text from the tokenised text of official files, as a model without such a vocabulary has read it.
+"""Natural text from the tokenized text of official files, as a model without such a vocabulary has read it.
 
-GPT-2 was evaluated on de-tokenised text (Radford et al. 2019, section 3.1); its rules were described but not published
+GPT-2 was evaluated on de-tokenized text (Radford et al. 2019, section 3.1); its rules were described but not published
 with the model. These are rules of that kind, close to those by which its results are commonly reproduced. Each undoes
-what the official tokenisation did to the text between two words. They are applied line by line, in their order.
+what the official tokenization did to the text between two words. They are applied line by line, in their order.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Literal
 
 Style = Literal["wikitext", "ptb", "penn"]
 """wikitext: WikiText-2 and WikiText-103. ptb: Mikolov's Penn Treebank, lowercase, without punctuation, with N for
-numbers and <unk> for rare words. penn: the Penn Treebank's tokenisation of other text, as in CBT and LAMBADA."""
+numbers and <unk> for rare words. penn: the Penn Treebank's tokenization of other text, as in CBT and LAMBADA."""
 
 _CONTRACTION = (r" (n't|'(?:s|t|re|ve|m|ll|d))(?=\s|$)", r"\1")
 _POSSESSIVE = (r"s '(?=\s|$)", "s'")

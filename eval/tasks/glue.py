@@ -35,7 +35,7 @@ class Official:
     source: str
     texts: tuple[str, ...]
     label: str
-    """The columns of the labelled files."""
+    """The columns of the labeled files."""
     labels: tuple[str, ...] = ()
     """The classes in GLUE's order; none: regression, scores from 0 to 5."""
     values: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Official:
     metric: str = "accuracy"
     other_metrics: tuple[str, ...] = ()
     id: str | None = "index"
-    """The column of the labelled files with the official index."""
+    """The column of the labeled files with the official index."""
     test_id: str = "index"
     dev: str = _DEV
 
@@ -135,7 +135,7 @@ def read(name: str, data_dir: str | None) -> Task:
     sets = _read_tsv(folder, official) if has_own else _read_msr(folder, official)
     others = {}
     if official.folder == "MNLI":
-        others["mismatched"] = tuple(_labelled(folder / "dev_mismatched.tsv", official, sets.notes))
+        others["mismatched"] = tuple(_labeled(folder / "dev_mismatched.tsv", official, sets.notes))
     return Task(
         name=name,
         kind="classification" if official.labels else "regression",
@@ -156,8 +156,8 @@ def read(name: str, data_dir: str | None) -> Task:
 
 def _read_tsv(folder: Path, official: Official) -> _Sets:
     notes: list[str] = []
-    train = _labelled(folder / _TRAIN, official, notes)
-    dev = _labelled(folder / official.dev, official, notes)
+    train = _labeled(folder / _TRAIN, official, notes)
+    dev = _labeled(folder / official.dev, official, notes)
     tests = (
         {"MNLI-m.tsv": "test_matched.tsv", "MNLI-mm.tsv": "test_mismatched.tsv"}
         if official.folder == "MNLI"
@@ -194,14 +194,14 @@ def _read_msr(folder: Path, official: Official) -> _Sets:
         )
     train = _some(path, [example for (_, example), held in zip(rows, is_dev, strict=True) if not held])
     dev = [example for (_, example), held in zip(rows, is_dev, strict=True) if held]
-    test = _labelled(folder / _MSR_TEST, official, notes) if (folder / _MSR_TEST).is_file() else []
+    test = _labeled(folder / _MSR_TEST, official, notes) if (folder / _MSR_TEST).is_file() else []
     # GLUE's test.tsv has the same pairs in the same order, numbered and without labels.
     unlabelled = [Example(example.texts, id=str(number)) for number, example in enumerate(test)]
     return _Sets(train, dev, test, {"MRPC.tsv": unlabelled} if unlabelled else {}, notes)
 
 
-def _labelled(path: Path, official: Official, notes: list[str]) -> list[Example]:
-    """Return a labelled set; appends what was skipped to `notes`."""
+def _labeled(path: Path, official: Official, notes: list[str]) -> list[Example]:
+    """Return a labeled set; appends what was skipped to `notes`."""
     too_few: list[int] | None = [] if official.folder == "QQP" else None
     ids = [official.id] if official.id else []
     rows = (
@@ -224,7 +224,7 @@ def _unlabelled(path: Path, official: Official) -> list[Example]:
 
 
 def _cola_rows(path: Path) -> Rows:
-    """Yield label and sentence; CoLA's labelled files have no header."""
+    """Yield label and sentence; CoLA's labeled files have no header."""
     for line, row in tsv_rows(path):
         if len(row) != 4 or row[1] not in _BINARY:
             raise UserError(

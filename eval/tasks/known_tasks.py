@@ -12,7 +12,7 @@ from multihop.eval.tasks import (
     bbc_topics,
     conll2003,
     glue,
-    labelled_file,
+    labeled_file,
     multiple_choice,
     squad,
     vader_reviews,
@@ -105,13 +105,13 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
     """
     if has_task_file(name):
         path = Path(name)
-        content = labelled_file.parse_task_file(path)
+        content = labeled_file.parse_task_file(path)
         return TaskSource(
             reference=str(path.absolute()),
             is_trained=content.kind not in ("perplexity", "translation"),
             is_translation=content.kind == "translation",
             needs_causal=content.kind == "perplexity",
-            read=partial(labelled_file.read_task, path, content),
+            read=partial(labeled_file.read_task, path, content),
         )
     if name not in _TASKS:
         raise UserError(

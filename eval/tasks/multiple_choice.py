@@ -76,18 +76,18 @@ def _read_swag(folder: Path) -> Task:
         kind="choice",
         metric="accuracy",
         higher_is_better=True,
-        source="SWAG, what happens next in a video's captions (Zellers et al. 2018), MIT licence.",
+        source="SWAG, what happens next in a video's captions (Zellers et al. 2018), MIT license.",
         train=_swag_examples(folder / _SWAG_FILES["train"], True),
         dev=_swag_examples(folder / _SWAG_FILES["dev"], True),
         unlabelled={"predictions.csv": _swag_examples(test, False)} if test.is_file() else {},
     )
 
 
-def _swag_examples(path: Path, labelled: bool) -> tuple[Example, ...]:
+def _swag_examples(path: Path, labeled: bool) -> tuple[Example, ...]:
     examples = []
-    for line, row in columns_of(path, csv_rows(path), (*_SWAG, "label") if labelled else _SWAG):
+    for line, row in columns_of(path, csv_rows(path), (*_SWAG, "label") if labeled else _SWAG):
         context, start, *endings = row[: len(_SWAG)]
-        targets = (class_index(path, line, row[-1], _SWAG_LABELS),) if labelled else ()
+        targets = (class_index(path, line, row[-1], _SWAG_LABELS),) if labeled else ()
         examples.append(Example((context, *(f"{start} {ending}" for ending in endings)), targets))
     if not examples:
         raise UserError(f"{path} has a header and no examples; get the file again")

@@ -15,7 +15,7 @@ Convention = Literal["wikitext", "ptb", "text"]
 whitespace, and the end of each line, blank ones included. text: runs of characters without whitespace."""
 
 UNIT_WORDS = 128
-"""Words that are resampled as one: neighbouring words are hard together, so single lines would seem too certain."""
+"""Words that are resampled as one: neighboring words are hard together, so single lines would seem too certain."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """A labelled set with its official metric."""
+    """A labeled set with its official metric."""
 
     name: str
     kind: Kind
@@ -47,18 +47,18 @@ class Task:
     """The name, in `multihop.eval.metrics.score`, of the metric by which trials are compared."""
     higher_is_better: bool
     source: str
-    """One sentence: the authors, the origin and the licence of the data."""
+    """One sentence: the authors, the origin and the license of the data."""
     labels: tuple[str, ...] = ()
     train: tuple[Example, ...] = ()
     dev: tuple[Example, ...] = ()
     test: tuple[Example, ...] = ()
-    """Labelled; empty: the official test set has no labels, or there is none."""
+    """Labeled; empty: the official test set has no labels, or there is none."""
     symmetric: bool = False
     """Whether the two texts of a pair have no order, as in paraphrase and similarity."""
     other_metrics: tuple[str, ...] = ()
     """Further metrics of the same predictions that are officially reported."""
     other_sets: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
-    """Further labelled sets, by name: MNLI's mismatched development set."""
+    """Further labeled sets, by name: MNLI's mismatched development set."""
     unlabelled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """Official test sets without labels, by the name of the leaderboard's file of predictions."""
     settings: Mapping[str, float] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Task:
         """Return the examples whose score is reported, and their name: "test", "half of dev" or "dev".
 
         Args:
-            report_on: examples to report on without a labelled test set: half of the development set, or all of it.
+            report_on: examples to report on without a labeled test set: half of the development set, or all of it.
         """
         if self.test:
             return list(self.test), "test"
@@ -104,7 +104,7 @@ class Task:
 
 
 def is_reported(example: Example) -> bool:
-    """Return whether a development example is in the half that is reported where there is no labelled test set."""
+    """Return whether a development example is in the half that is reported where there is no labeled test set."""
     return unit_hash("reported\n" + "\n".join(example.texts)) < 0.5
 
 

@@ -51,7 +51,7 @@ def read(data_dir: str | None) -> Task:
         metric="Pearson",
         higher_is_better=True,
         source="Sentences of Amazon reviews, each rated by 20 people from -4 to 4 (Hutto and Gilbert 2014), MIT "
-        "licence; from vaderSentiment's source archive.",
+        "license; from vaderSentiment's source archive.",
         train=tuple(parts["train"]),
         dev=tuple(parts["dev"]),
         test=tuple(parts["test"]),

@@ -79,7 +79,7 @@ def _text(files: tuple[str, ...], convention: Convention, natural: bool, source:
     return ZeroShotSet(files, read, source, metric="perplexity", higher_is_better=False)
 
 
-def _labelled(name: str, part: str) -> Callable[[Path], Any]:
+def _labeled(name: str, part: str) -> Callable[[Path], Any]:
     return lambda path: getattr(read_choices(name, str(path.parent)), part)
 
 
@@ -106,10 +106,10 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
     "cbt-cn": ZeroShotSet(("cbt/cbtest_CN_test_2500ex.txt",), read_cbt, _CBT),
     "cbt-ne": ZeroShotSet(("cbt/cbtest_NE_test_2500ex.txt",), read_cbt, _CBT),
     "swag-likelihood": ZeroShotSet(
-        ("swag",), _labelled("swag", "dev"), "SWAG (Zellers et al. 2018): how a described scene goes on."
+        ("swag",), _labeled("swag", "dev"), "SWAG (Zellers et al. 2018): how a described scene goes on."
     ),
     "race-likelihood": ZeroShotSet(
-        ("RACE",), _labelled("race", "test"), "RACE (Lai et al. 2017): questions of English examinations in China."
+        ("RACE",), _labeled("race", "test"), "RACE (Lai et al. 2017): questions of English examinations in China."
     ),
     "blimp": ZeroShotSet(
         ("blimp",),

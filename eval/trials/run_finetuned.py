@@ -15,7 +15,7 @@ from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.input_cache import task_inputs
-from multihop.eval.finetune.labelled import finetune_labelled
+from multihop.eval.finetune.labeled import finetune_labeled
 from multihop.eval.finetune.loop import History
 from multihop.eval.finetune.span_inputs import span_inputs
 from multihop.eval.finetune.spans import finetune_spans
@@ -28,13 +28,13 @@ from multihop.eval.trials.write_predictions import predictions_of
 from multihop.pretrain.models.families import FAMILIES
 
 
-def run_labelled(trial: Trial) -> tuple[Row, dict[str, Any]]:
+def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Run a trial of classification, regression, tagging or choice; returns its fields of the row, and its
     predictions."""
     settings = TrialSettings.model_validate(trial.settings)
     inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs)
     model = _with_head(trial, inputs.task, settings)
-    result = finetune_labelled(model, inputs.task, inputs.sets, settings, trial.seed)
+    result = finetune_labeled(model, inputs.task, inputs.sets, settings, trial.seed)
     special = set(info.special_ids.values())
     predictions = predictions_of(
         inputs.task,

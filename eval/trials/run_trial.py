@@ -48,7 +48,7 @@ def run_trial(trial: Trial) -> Outcome:
 
 
 def _run(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
-    from multihop.eval.trials.run_finetuned import run_labelled, run_spans
+    from multihop.eval.trials.run_finetuned import run_labeled, run_spans
     from multihop.eval.trials.run_zero_shot import run_translation, run_zero_shot
 
     match trial.kind:
@@ -58,7 +58,7 @@ def _run(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
             return run_translation(trial)
         case "spans":
             return run_spans(trial)
-    return run_labelled(trial)
+    return run_labeled(trial)
 
 
 def _check_finite(row: Row) -> None:

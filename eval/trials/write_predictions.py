@@ -17,7 +17,7 @@ from multihop.eval.tasks.glue import TASKS
 from multihop.eval.tasks.task import Task
 
 if TYPE_CHECKING:
-    from multihop.eval.finetune.labelled import FineTuned, Predicted
+    from multihop.eval.finetune.labeled import FineTuned, Predicted
 
 _ERRORS = 20
 

@@ -40,7 +40,7 @@ def evaluate_choices(
         raise UserError("a task of kind choice needs at least one example, but this one has none")
     for number, example in enumerate(examples, start=1):
         if len(example.targets) != 1:
-            raise UserError(f"example {number} has no label, and accuracy needs one; choose a labelled set")
+            raise UserError(f"example {number} has no label, and accuracy needs one; choose a labeled set")
     parts = [_spaced(example) for example in examples]
     continuations = [encode_continuations(tokenizer, special_ids, context, each) for context, each in parts]
     scores = iter(log_likelihoods(model, [one for each in continuations for one in each], batch_tokens))

@@ -21,7 +21,7 @@ from multihop.eval.zero_shot.scoring import (
 from multihop.pretrain.models.layers.model import Model
 
 Protocol = Literal["plain", "no stop words"]
-"""plain: the passage unchanged, any word may be predicted. no stop words: GPT-2's, the passage de-tokenised and with
+"""plain: the passage unchanged, any word may be predicted. no stop words: GPT-2's, the passage de-tokenized and with
 straight quotes, and no stop word may be predicted: few of them end a sentence (Radford et al. 2019, section 3.3)."""
 
 _STRAIGHT_QUOTES = str.maketrans("“”\u2018\u2019", "\"\"''")

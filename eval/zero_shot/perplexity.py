@@ -24,7 +24,7 @@ _LARGEST_EXPONENT = 700
 
 
 def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
-    """Return sums over neighbouring blocks of a document, of about `UNIT_WORDS` words each.
+    """Return sums over neighboring blocks of a document, of about `UNIT_WORDS` words each.
 
     Args:
         blocks: (blocks, 2), whose second column is the number of words.

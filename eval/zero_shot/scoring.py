@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import pack_sequences
@@ -184,7 +184,7 @@ def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
     log_probabilities, greedy = [], []
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden = model.encode(packed_on_device(packed, device), token_indices=torch.from_numpy(at).to(device))
+        hidden = model.encode(packed_to_device(packed, device), token_indices=torch.from_numpy(at).to(device))
         wanted = torch.from_numpy(targets).to(device)[:, None]
         for first in range(0, len(at), rows):
             part = slice(first, first + rows)

@@ -24,7 +24,7 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
         location = folder_of_step(checkpoints, step)
         try:
             read_checkpoint_manifest(location)
-        except ValueError:  # never committed, or damaged: `verify` would refuse it
+        except ValueError:  # never committed, or damaged: `verify` would reject it
             continue
         locations.append(location)
         if len(locations) == count:
@@ -36,9 +36,9 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
 
 
 def average(locations: Sequence[str]) -> tuple[CheckpointManifest, dict[str, Tensor]]:
-    """The last checkpoint's manifest, and the mean of each weight over all, summed in float64; every file is verified.
+    """The last checkpoint's manifest, and the mean of each weight, computed in float64; every file is verified.
 
-    Holds one model in memory.
+    Only one model is in memory.
 
     Args:
         locations: The locations of one or more checkpoints of one model.

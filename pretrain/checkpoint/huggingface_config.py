@@ -1,4 +1,4 @@
-"""Hugging Face's config.json from and to a recipe's `model` section."""
+"""Conversion between Hugging Face's config.json and a recipe's `model` section."""
 
 import reprlib
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from multihop.pretrain.models.huggingface_weights import names_of
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 _MAX_SIZE, _MAX_LAYERS = 2**31, 10_000
-"""The number of layers that share their weights cannot be checked against the files."""
+"""Limits: the number of layers that share their weights cannot be checked against the files."""
 _SHARE = "share_encoder_decoder_embeddings"
 _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new"}
-"""Two names of one formula."""
+"""Names of the same function."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def read_source_vocab_size(source: Path) -> int | None:
     """The size of the source's vocabulary if a translating model has two vocabularies, else None.
 
     Raises:
-        UserError: It is not a size.
+        UserError: It is not a valid size.
     """
     config = read_json(source / CONFIG)
     if not _has_two_vocabularies(config):
@@ -85,8 +85,8 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     for ours, theirs in names.sizes.items():
         if ours not in names.null_sizes or config.get(theirs) is not None:
             sizes[ours] = _size(config, theirs, _MAX_LAYERS if ours == "layers" else _MAX_SIZE, path)
-    of_target = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
-    vocab_size = _size(config, of_target, _MAX_SIZE, path)
+    vocab_key = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
+    vocab_size = _size(config, vocab_key, _MAX_SIZE, path)
     if FAMILIES[family].translates and config.get("decoder_vocab_size") not in (None, vocab_size):
         raise UserError(
             f"{path} has {_SHARE}, and vocabularies of {vocab_size} and {reprlib.repr(config['decoder_vocab_size'])} "
@@ -169,12 +169,12 @@ def config_json(
     """The content of config.json.
 
     Args:
-        special_ids: The ids of pad, cls and sep for an encoder, of end for a causal model, of pad and end for a
-            translating one.
+        special_ids: The ids of the special tokens: pad, cls and sep of an encoder, end of a causal model, pad and end
+            of a translating one.
         source_vocab_size: The size of the source's vocabulary if source and target have separate ones.
 
     Raises:
-        UserError: The class of transformers cannot have these sizes, or a special token is not in `special_ids`.
+        UserError: The transformers class does not support these sizes, or a special token is not in `special_ids`.
     """
     names, family = names_of(model.family), FAMILIES[model.family]
     causal, translates = family.causal, family.translates
@@ -217,11 +217,11 @@ def config_json(
         sizes[names.sizes["max_positions"]] += names.unused_positions(special_ids["pad"])
     vocabularies: dict[str, Any] = {"vocab_size": vocab_size}
     if translates:
-        two = source_vocab_size is not None
+        two_vocabularies = source_vocab_size is not None
         vocabularies = {
-            "vocab_size": source_vocab_size if two else vocab_size,
+            "vocab_size": source_vocab_size if two_vocabularies else vocab_size,
             "decoder_vocab_size": vocab_size,
-            _SHARE: not two,
+            _SHARE: not two_vocabularies,
         }
     return {
         "architectures": [names.architecture],
@@ -250,7 +250,7 @@ def _translating_ids(special_ids: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def generation_json(model: ModelConfig, special_ids: Mapping[str, int]) -> dict[str, Any] | None:
-    """The content of generation_config.json; None for a model that generates nothing."""
+    """The content of generation_config.json; None for a model that does not generate."""
     family = FAMILIES[model.family]
     if family.translates:
         ids = _translating_ids(special_ids)

@@ -1,4 +1,4 @@
-"""A checkpoint written as Hugging Face's config.json and model.safetensors."""
+"""Export of a checkpoint as Hugging Face's config.json and model.safetensors."""
 
 import json
 import struct
@@ -41,16 +41,16 @@ def export_model(
     """
     config = config_json(model, vocab_size, special_ids, source_vocab_size)
     saved = verify(checkpoint)
-    outline = build_model_on_meta(model, vocab_size, source_vocab_size).state_dict()
-    for name in [*outline, *saved.parameters]:
-        stored, expected = saved.parameters.get(name), list(outline[name].shape) if name in outline else None
+    meta = build_model_on_meta(model, vocab_size, source_vocab_size).state_dict()
+    for name in [*meta, *saved.parameters]:
+        stored, expected = saved.parameters.get(name), list(meta[name].shape) if name in meta else None
         if stored != expected:
             raise UserError(
                 f"{checkpoint} has {name} of shape {stored}, and by this recipe a {model.family} has it of shape "
                 f"{expected} (None: not at all); export it with the recipe of its own run"
             )
     pad = special_ids.get("pad", 0)
-    shapes = {name: list(tensor.shape) for name, tensor in to_huggingface(model, pad, outline)}
+    shapes = {name: list(tensor.shape) for name, tensor in to_huggingface(model, pad, meta)}
     out.mkdir(parents=True, exist_ok=True)
     with (
         CheckpointReader(checkpoint) as reader,
@@ -63,7 +63,7 @@ def export_model(
     generation = generation_json(model, special_ids)
     if generation is not None:
         write_atomically(out / "generation_config.json", _json(generation))
-    write_atomically(out / CONFIG, _json(config))  # last: a directory without it is no model
+    write_atomically(out / CONFIG, _json(config))  # last, because a directory without it is not a model
 
 
 class _LazyWeights(Mapping[str, Tensor]):

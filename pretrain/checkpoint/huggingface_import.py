@@ -1,6 +1,6 @@
 """Import of a Hugging Face model: every tensor is checked against config.json before it is used.
 
-A model that computes something else under the same names, for example with another activation, is refused.
+A model with the same names but another computation, for example another activation function, is refused.
 """
 
 import logging
@@ -36,7 +36,7 @@ _BUFFERS = re.compile(r"(.*\.)?(position_ids|token_type_ids|attn\.bias|attn\.mas
 log = logging.getLogger("multihop")
 
 _StoredTensor = tuple[Any, str, Path]
-"""The open file that has a tensor, the tensor's name in the file, and the file's path."""
+"""The open file with a tensor, the tensor's name in the file, and the file's path."""
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -54,11 +54,11 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
 
     Returns:
         The model's config, the size of its vocabulary (the target's, if it has two), and float32 tensors by our names,
-        without those of heads that the files lack. Tensors that are float32 in the file are views of it, mapped and not
-        read, some not contiguous.
+        without those of heads that the files lack. Tensors that are float32 in the file are memory-mapped views of it,
+        and may be non-contiguous.
 
     Raises:
-        UserError: The directory is not such a model, is damaged, or is a model that computes something else.
+        UserError: The directory is not such a model, is damaged, or has a model with another computation.
     """
     model, vocab_size, pad = read_model_config(source)
     source_vocab_size = read_source_vocab_size(source)
@@ -112,13 +112,13 @@ def _weight_files(source: Path) -> list[Path]:
 
 
 def _open_weights(path: Path) -> Any:
-    """The file, mapped and not read.
+    """Open a file memory-mapped.
 
     Raises:
         UserError: It is missing, damaged or not a regular file.
     """
     try:
-        with open_regular(path) as file:  # safetensors would block on a pipe, and read a device for ever
+        with open_regular(path) as file:  # safetensors would block on a pipe, and read a device forever
             header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > _MAX_HEADER_BYTES:
             raise SafetensorError(f"its header has {header_bytes:,} bytes")
@@ -135,16 +135,16 @@ def _expected(
 ) -> dict[str, list[int]]:
     """Name and shape of each tensor of a model of these sizes with all heads.
 
-    Sizes that the files cannot have are refused before anything of these sizes is built: only two layers are outlined,
+    Sizes that the files cannot have are refused before anything of these sizes is built: only two layers are built,
     because the first one may lack a norm.
     """
     assert isinstance(model, AttentionConfig), "transformers has no class of recurrent models with these equations"
     stored = [(name, file.get_slice(name).get_shape()) for file in files.values() for name in sorted(file.keys())]
-    (vocab_size, source_vocab_size), two = vocabularies, vocabularies[1] is not None
-    elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family, two)
+    (vocab_size, source_vocab_size), two_vocabularies = vocabularies, vocabularies[1] is not None
+    elements, names = sum(math.prod(shape) for _, shape in stored), names_of(model.family, two_vocabularies)
     has_positions = any(module.endswith("position") for module in names.modules) and not names.sinusoids
     for key, size, width in (
-        ("decoder_vocab_size" if two else "vocab_size", vocab_size, model.embedding_width),
+        ("decoder_vocab_size" if two_vocabularies else "vocab_size", vocab_size, model.embedding_width),
         ("vocab_size", source_vocab_size or 0, model.embedding_width),
         (names.sizes["max_positions"], model.max_positions if has_positions else 0, model.embedding_width),
         (names.sizes["hidden"], model.hidden, model.hidden),
@@ -158,11 +158,10 @@ def _expected(
     shallow = model.model_copy(update={"layers": min(2, model.layers)})
     with torch.device("meta"):
         tensors = to_huggingface(shallow, pad, build_model_on_meta(shallow, vocab_size, source_vocab_size).state_dict())
-        outline = {name: list(tensor.shape) for name, tensor in tensors}
+        built = {name: list(tensor.shape) for name, tensor in tensors}
     known, shapes = {_without_old_names(name) for name, _ in stored}, {}
-    # Where all layers share one block, its prefix has no number.
-    prefixes = [each.prefix for each in names.blocks.values() if "{}" in each.prefix]
-    for name, shape in outline.items():
+    prefixes = [each.prefix for each in names.blocks.values() if "{}" in each.prefix]  # without {} all share one block
+    for name, shape in built.items():
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix.format(1))), None)
         if prefix is None:
             shapes[name] = shape
@@ -191,7 +190,7 @@ def _full_name(name: str, names: Names, shapes: dict[str, list[int]]) -> str:
 
 
 def _check_tensors(stored_tensors: dict[str, _StoredTensor], shapes: dict[str, list[int]], names: Names) -> None:
-    """Remove from `stored_tensors` what is known to have no counterpart; refuse all else that is not expected."""
+    """Remove tensors without a counterpart from `stored_tensors`, and refuse unexpected ones."""
     for name in list(stored_tensors):
         file, stored, path = stored_tensors[name]
         if name in names.ignored or _BUFFERS.fullmatch(name):
@@ -229,8 +228,8 @@ def _check_sinusoids(fixed: Mapping[str, Tensor], source: Path) -> None:
 def _check_complete(present: Iterable[str], expected: Iterable[str], names: Names, source: Path) -> None:
     """Check that no tensor is missing. A head may be absent as a whole, but not in part."""
     head_of = {name: next((head for head in names.heads if name.startswith(head)), "") for name in expected}
-    begun = {head_of[name] for name in present if name in head_of} | {""}
-    missing = [name for name in head_of if name not in present and head_of[name] in begun]
+    present_heads = {head_of[name] for name in present if name in head_of} | {""}
+    missing = [name for name in head_of if name not in present and head_of[name] in present_heads]
     if missing:
         raise UserError(
             f"{source} lacks {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, {len(missing)} of the "

@@ -1,9 +1,9 @@
 """The layout of a checkpoint: which file holds which elements of a parameter, and at which byte.
 
-A rank owns a slice of a parameter, and ZeRO gives consecutive ranks equal slices of it. So the manifest holds stripes:
-`[first_file, files, elements]` means that each of `files` consecutive files holds `elements` elements. The stripes of a
-parameter follow each other from its first element to its last, which makes gaps and overlaps impossible. There are at
-most about three of them per parameter, however many ranks wrote the checkpoint.
+A rank owns a slice of a parameter, and ZeRO gives consecutive ranks equal slices of it. The manifest therefore holds
+stripes: `[first_file, files, elements]` means that each of `files` consecutive files holds `elements` elements. The
+stripes of a parameter follow each other from its first element to its last, which rules out gaps and overlaps. There
+are about three per parameter at most, whatever number of ranks wrote the checkpoint.
 
 Offsets are not stored: a file holds its slices sorted by parameter, start and kind, without gaps, up to its end.
 """
@@ -27,7 +27,7 @@ Slices = Sequence[tuple[int, int, int]]
 _START = re.compile(r"0|[1-9][0-9]{0,17}")
 _MAX_FILE_BYTES = 2**47
 _MAX_FILES = 2**16
-"""With both limits, every byte of a checkpoint has a number below 2**63."""
+"""With both limits, the offset of every byte of a checkpoint is below 2**63."""
 
 
 class Stripe(NamedTuple):
@@ -50,8 +50,8 @@ class Piece(NamedTuple):
 
 
 Locate = Callable[[str, str, int, int], list[Piece]]
-"""(kind, parameter, start, elements) -> the pieces that hold these elements, in order; fewer elements if the checkpoint
-has fewer."""
+"""(kind, parameter, start, elements) -> the pieces that hold these elements, in order; they are incomplete if the
+checkpoint has fewer elements."""
 
 
 class Layout:
@@ -64,7 +64,7 @@ class Layout:
         stripes: Mapping[str, Sequence[Stripe]],
         file_bytes: Sequence[int],
     ) -> None:
-        """Check that the stripes are those of the parameters and fit into the files.
+        """Check that the stripes match the parameters and fit into the files.
 
         Args:
             parameters: Name -> shape.
@@ -72,7 +72,7 @@ class Layout:
             file_bytes: The size of each file.
 
         Raises:
-            UserError: They are not. The message does not name the checkpoint's location.
+            UserError: They do not. The message does not name the checkpoint's location.
         """
         self._check(parameters, kinds, stripes, file_bytes)
         self._kinds, self._rows = list(kinds), dict[str, list[int]]()
@@ -94,7 +94,7 @@ class Layout:
         if (short := np.flatnonzero(self._data_start < 0)).size:
             index = int(short[0])
             raise UserError(f"file {index} has {file_bytes[index]:,} bytes, its slices need {data_bytes[index]:,}")
-        self._positions = lru_cache(256)(self._positions_in)  # one for each file that is open
+        self._positions = lru_cache(256)(self._positions_in)  # one per open file
 
     def locate(self, kind: str, name: str, start: int, elements: int) -> list[Piece]:
         """The pieces that hold `elements` elements of a parameter from `start` on, as `Locate` describes."""
@@ -115,13 +115,13 @@ class Layout:
     def tensors_of(self, file: int) -> dict[str, int]:
         """The name and number of elements of each tensor in a file, in the file's order."""
         tensors: dict[str, int] = {}
-        for row in np.flatnonzero(self._in(file)).tolist():
+        for row in np.flatnonzero(self._has_slice(file)).tolist():
             elements = int(self._elements[row])
             start = int(self._start[row]) + (file - int(self._first[row])) * elements
             tensors |= {tensor_name(kind, self._names[row], start): elements for kind in self._kinds}
         return tensors
 
-    def _in(self, file: int) -> NDArray[np.bool_]:
+    def _has_slice(self, file: int) -> NDArray[np.bool_]:
         """(stripes,): whether each stripe has a slice in a file."""
         return (self._first <= file) & (file < self._stop)
 
@@ -132,8 +132,8 @@ class Layout:
 
     def _positions_in(self, file: int) -> NDArray[np.int64]:
         """(stripes,): the number of elements of each kind before a stripe's slice in a file."""
-        held = np.where(self._in(file), self._elements, 0)
-        positions: NDArray[np.int64] = held.cumsum() - held
+        elements = np.where(self._has_slice(file), self._elements, 0)
+        positions: NDArray[np.int64] = elements.cumsum() - elements
         return positions
 
     @staticmethod
@@ -157,11 +157,11 @@ class Layout:
                 raise UserError(f"its stripes of {name[:200]} are in more than its {len(file_bytes):,} files")
 
 
-def stripes_of(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices]) -> dict[str, list[Stripe]]:
+def build_stripes(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices]) -> dict[str, list[Stripe]]:
     """The stripes of all parameters, from the slices that each file holds.
 
     Raises:
-        UserError: The slices are not each element of each parameter once.
+        UserError: The slices do not cover each element of each parameter exactly once.
     """
     names = sorted(parameters)
     file = np.repeat(np.arange(len(files)), [len(slices) for slices in files])
@@ -190,23 +190,23 @@ def stripes_of(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices])
     return stripes
 
 
-def in_order(tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]) -> tuple[list[str], Slices]:
-    """The kinds and slices of a file that holds tensors of these names and numbers of elements.
+def kinds_and_slices(tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]) -> tuple[list[str], Slices]:
+    """The kinds and slices in a file, given the names and numbers of elements of its tensors.
 
     Raises:
-        UserError: They do not hold the same slices of every kind.
+        UserError: The slices are not the same for every kind.
     """
     numbers = {name: number for number, name in enumerate(sorted(parameters))}
-    of_kind: dict[str, list[tuple[int, int, int]]] = {}
+    slices_by_kind: dict[str, list[tuple[int, int, int]]] = {}
     for key, elements in tensors.items():
         kind, name, start = parse_tensor_name(key)
         if name not in numbers:
             raise UserError(f"{name} is not a parameter of the manifest")
-        of_kind.setdefault(kind, []).append((numbers[name], start, elements))
-    kinds = sorted(of_kind)
-    if any(of_kind[kind] != of_kind[kinds[0]] for kind in kinds):
+        slices_by_kind.setdefault(kind, []).append((numbers[name], start, elements))
+    kinds = sorted(slices_by_kind)
+    if any(slices_by_kind[kind] != slices_by_kind[kinds[0]] for kind in kinds):
         raise UserError(f"the slices of {', '.join(kinds)} differ")
-    return kinds, of_kind[kinds[0]] if kinds else []
+    return kinds, slices_by_kind[kinds[0]] if kinds else []
 
 
 def file_order(tensor: str) -> tuple[str, int, str]:

@@ -1,4 +1,4 @@
-"""A checkpoint's manifest.json, which is the commit: what was saved, by which run, in which files, and their hashes."""
+"""A checkpoint's manifest.json, whose creation is the commit: what was saved, by which run, in which files."""
 
 import errno
 import math
@@ -29,7 +29,7 @@ _Shape = Annotated[list[Count], Field(max_length=8)]
 
 @dataclass
 class TrainState:
-    """How far a run has trained: what its loop needs to resume, besides the weights and moments."""
+    """The progress of a run: the state that its loop needs to resume, besides the weights and moments."""
 
     step: int = 0
     """Optimizer steps done, which is also the 0-based number of the next one."""
@@ -58,7 +58,7 @@ class CheckpointManifest(_Part):
 
     format_version: Literal[4] = 4
     run: str | None = None
-    """Id of the run that wrote it, 32 hex digits; None in format version 2, which does not say."""
+    """Id of the run that wrote it, 32 hex digits; None in format version 2, which does not record it."""
     step: Count
     """Optimizer steps done."""
     tokens: Count
@@ -81,7 +81,7 @@ class CheckpointManifest(_Part):
     """The kinds of tensor that the files hold for each slice, sorted: weight, and the optimizer's moments unless the
     checkpoint was imported."""
     stripes: dict[str, list[Stripe]] | None = None
-    """Parameter -> which files hold it (see `layout`); None in format versions 2 and 3, which do not say."""
+    """Parameter -> which files hold it (see `layout`); None in format versions 2 and 3, which do not record it."""
     recipe: dict[str, Any] | None = None
     """The resolved training recipe; None if it is not known."""
     data_fingerprint: str
@@ -93,7 +93,7 @@ class CheckpointManifest(_Part):
     sha256: str = ""
     """Hash of this manifest's canonical JSON without this field."""
 
-    def own_hash(self) -> str:
+    def compute_hash(self) -> str:
         """The hash that `sha256` must have."""
         return sha256_json(self.model_dump(exclude={"sha256"}))
 
@@ -108,31 +108,31 @@ def folder_of_step(checkpoints: str, step: int) -> str:
 
 
 def step_of_folder(name: str) -> int | None:
-    """The step of a checkpoint folder of this name; None: no checkpoint folder has such a name."""
+    """The step of a checkpoint folder of this name; None: it is not the name of a checkpoint folder."""
     match = _FOLDER.fullmatch(name)
     return int(match[1]) if match and name == f"step-{int(match[1]):08d}" else None
 
 
 def commit(location: str, manifest: CheckpointManifest) -> bool:
-    """Make the checkpoint at `location` exist; its files are written and synced.
+    """Commit the checkpoint at `location`, whose files are written and synced.
 
     Returns:
-        Whether this manifest is the committed one; False: another was committed before, and is kept.
+        Whether this manifest is the committed one; False: another one was committed before, and is kept.
 
     Raises:
-        UserError: The manifest does not have every element of every parameter.
+        UserError: The manifest does not cover every element of every parameter.
     """
-    whole = manifest.model_copy(update={"sha256": manifest.own_hash()})
-    layout_of(whole)
-    data, folder = canonical_json(whole.model_dump()), open_folder(location)
+    complete = manifest.model_copy(update={"sha256": manifest.compute_hash()})
+    layout_of(complete)
+    data, folder = canonical_json(complete.model_dump()), open_folder(location)
     if len(data) > _MAX_BYTES:
         raise UserError(f"the manifest of {location} would have {len(data):,} bytes, the limit is {_MAX_BYTES:,}")
-    by = manifest.files[0].file.split(".")[1] if manifest.files else "none"
-    return folder.create(MANIFEST, data, by) or folder.read_bytes(MANIFEST, _MAX_BYTES) == data
+    launch = manifest.files[0].file.split(".")[1] if manifest.files else "none"
+    return folder.create(MANIFEST, data, launch) or folder.read_bytes(MANIFEST, _MAX_BYTES) == data
 
 
 def layout_of(manifest: CheckpointManifest) -> Layout | None:
-    """The layout of the slices; None: only the files' headers have it, as in format versions 2 and 3.
+    """The layout of the slices; None in format versions 2 and 3, where only the files' headers have it.
 
     Raises:
         UserError: Stripes and files do not fit the parameters; never for a manifest that was read or committed.
@@ -193,15 +193,15 @@ def read_any_manifest(location: str) -> CheckpointManifest:
             f"{path} is not a manifest of format version {version} ({where[:100]}: {first['msg']})"
         ) from None
     _check_files(manifest, path)
-    return manifest.model_copy(update={"sha256": manifest.own_hash()})
+    return manifest.model_copy(update={"sha256": manifest.compute_hash()})
 
 
 def _is_intact(content: dict[str, Any], data: bytes) -> bool:
-    """Whether a manifest has its own hash. Its bytes count too: 1e-06 and 1E-06 are one number, but differ by a bit."""
+    """Whether a manifest has its hash. Its bytes count too: 1e-06 and 1E-06 are the same number, but a flipped bit."""
     written_hash = content.pop("sha256", None)
     try:
         return written_hash == sha256_json(content) and data == canonical_json({**content, "sha256": written_hash})
-    except ValueError:  # not written by canonical JSON, which has no NaN and no half of a surrogate pair
+    except ValueError:  # not canonical JSON, which has no NaN and no unpaired surrogates
         return False
 
 
@@ -213,7 +213,7 @@ def _migrated(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_files(manifest: CheckpointManifest, path: str) -> None:
-    """Check, before memory is taken, that files of these sizes can hold these parameters."""
+    """Check, before memory is allocated, that files of these sizes can hold these parameters."""
     named = [entry.file for entry in manifest.files]
     if len(set(named)) < len(named):
         raise UserError(f"{path} names a file twice; restore it from a copy")

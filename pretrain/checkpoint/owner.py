@@ -1,4 +1,4 @@
-"""Ownership of a location of checkpoints: the run that may write there."""
+"""Ownership of a checkpoint location: which run may write there."""
 
 import os
 import re
@@ -17,12 +17,12 @@ from multihop.common.storage import open_folder
 _IDENTITY = "identity"
 """File in a run's folder with the run's id."""
 _OWNER = "owner"
-"""File beside the checkpoints that names the run they belong to."""
+"""File next to the checkpoints that names their run."""
 _RUN_ID = "^[0-9a-f]{32}$"
 
 
 class Owner(BaseModel):
-    """The run that owns a location of checkpoints, and where its folder was when it claimed them."""
+    """The run that owns a checkpoint location, and where the run's folder was when it claimed the location."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,9 +32,9 @@ class Owner(BaseModel):
     """The run's folder as an absolute path, with links resolved."""
     inode: int
     """Inode of the identity file in the run's folder. A copy of the folder has another inode; a folder that was moved,
-    or that another host sees on a shared file system, has the same."""
+    or is on a shared file system of several hosts, has the same."""
     since_format_2: bool = False
-    """Whether the run owned the location when manifests did not have a run's id yet."""
+    """Whether the run has owned the location since format version 2, whose manifests have no run id."""
 
     def is_same(self, other: "Owner") -> bool:
         """Whether both are the same run folder, and not a copy of it."""
@@ -43,13 +43,13 @@ class Owner(BaseModel):
 
 
 def claim_checkpoints(run_dir: Path, location: str, remote_run: str | None = None) -> str:
-    """Check that a run's checkpoints can be written to a location that no other run owns; returns the run's id.
+    """Check that a run can write its checkpoints to a location, and that no other run owns it; returns the run's id.
 
-    If several runs claim a location at once, one gets it. A copy of a run's folder is another run, unless the location
-    is inside it and was copied with it.
+    If several runs claim a location at once, one succeeds. A copy of a run's folder is another run, unless the location
+    is inside the folder and was copied with it.
 
     Args:
-        remote_run: The location of the run if it is in an object store: its id is stored there, and `run_dir` is one
+        remote_run: The location of the run if it is in an object store, where its id is stored; `run_dir` is then a
             node's copy.
 
     Raises:

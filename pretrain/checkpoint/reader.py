@@ -1,4 +1,4 @@
-"""Reading any slice of a committed checkpoint."""
+"""Reads any slice of a committed checkpoint."""
 
 import errno
 import math
@@ -19,10 +19,10 @@ from multihop.pretrain.checkpoint.manifest import CheckpointManifest, layout_of,
 from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES, Extent, read_header
 
 _THREADS = 8
-_OPEN_FILES = 256
-"""Maximum of open files. A process may have 1,024 by default, and a checkpoint has a file for each rank."""
+_MAX_OPEN_FILES = 256
+"""Maximum number of open files: a process may have 1,024 by default, and a checkpoint has a file per rank."""
 UNREADABLE = (errno.EIO, errno.EINVAL, errno.EISDIR)
-"""Errors of a file that the disk cannot read, or that is not a regular file. An unreachable network is none of them."""
+"""Errors of files that the disk cannot read, or that are not regular files; not those of an unreachable network."""
 _OpenFileAt = Callable[[int], AbstractContextManager[RandomAccessFile]]
 """Opens the file with this index in the manifest."""
 
@@ -30,7 +30,7 @@ _OpenFileAt = Callable[[int], AbstractContextManager[RandomAccessFile]]
 @dataclass
 class _OpenFile:
     lock: Lock = field(default_factory=Lock)
-    """Locked while the file is opened: other threads need other files meanwhile."""
+    """Held while the file is opened, so that other threads can open other files."""
     source: RandomAccessFile | None = None
     users: int = 0
 
@@ -47,10 +47,10 @@ class CheckpointReader:
     """
 
     def __init__(self, location: str, manifest: CheckpointManifest | None = None) -> None:
-        """Opens nothing yet.
+        """Read the manifest; no other file is opened.
 
         Args:
-            manifest: The manifest at `location`, if it has been read.
+            manifest: The manifest at `location`, if it has been read already.
         """
         self.manifest = manifest or read_checkpoint_manifest(location)
         self.bytes_read = 0
@@ -84,7 +84,7 @@ class CheckpointReader:
         self._close_all()
 
     def read(self, kind: str, name: str, start: int, numel: int) -> Tensor:
-        """Elements `start` to `start + numel` of a parameter or moment, as float32 (numel,); only those are read.
+        """Elements `start` to `start + numel - 1` of a parameter or moment, float32 (numel,); only those are read.
 
         Raises:
             UserError: The checkpoint does not hold all of them, or a file is missing or damaged.
@@ -105,18 +105,18 @@ class CheckpointReader:
         return torch.from_numpy(out)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the whole tensor of every parameter."""
+        """Yield each parameter's name and whole tensor."""
 
         def whole(parameter: tuple[str, list[int]]) -> tuple[str, Tensor]:
             name, shape = parameter
             return name, self.read("weight", name, 0, math.prod(shape)).view(shape)
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="read") as threads:  # a bucket answers slowly, but many
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="read") as threads:  # hides the latency of a bucket
             yield from threads.map(whole, self.manifest.parameters.items())
 
     @contextmanager
     def _file(self, index: int) -> Iterator[RandomAccessFile]:
-        """A file of the checkpoint, which is opened if needed, and stays open while it is among the last used."""
+        """A file of the checkpoint, opened if needed, which stays open while it is among the most recently used."""
         with self._lock:
             file = self._open.pop(index, None) or _OpenFile()
             self._open[index] = file
@@ -134,7 +134,7 @@ class CheckpointReader:
 
     def _pop_excess(self) -> list[_OpenFile]:
         """Remove and return the least recently used files if too many are open. The caller holds the lock."""
-        excess = len(self._open) - _OPEN_FILES
+        excess = len(self._open) - _MAX_OPEN_FILES
         idle = [index for index, file in self._open.items() if not file.users] if excess > 0 else []
         return [self._open.pop(index) for index in idle[: max(excess, 0)]]
 
@@ -167,13 +167,13 @@ class CheckpointReader:
 
 
 def _read_headers(location: str, manifest: CheckpointManifest, open_file: _OpenFileAt) -> tuple[Locate, int]:
-    """Find the slices of a checkpoint of format version 2 or 3, where only the headers of all files together say it.
+    """Find the slices of a checkpoint of format version 2 or 3, from the headers of all files.
 
     Returns:
         A function that finds the bytes of any slice, and the number of bytes that were read.
 
     Raises:
-        UserError: A file is missing or damaged, or the slices are not each element of each parameter once.
+        UserError: A file is missing or damaged, or the slices do not cover each parameter exactly once.
     """
     parts: dict[tuple[str, str], list[tuple[int, Extent, int]]] = {}
     bytes_read = 0

@@ -1,7 +1,7 @@
-"""Retention of checkpoints: what is removed at a start and after a commit.
+"""Retention of checkpoints: which files are removed at a launch and after a commit.
 
-Only what the run wrote itself is removed or renamed: its id is in its manifests and in the names of its files. Links
-and other things that are not folders are never touched.
+Only what the run itself wrote is removed or renamed: its id is in its manifests and in the names of its files. Links
+and other entries that are not folders are never touched.
 """
 
 import re
@@ -18,28 +18,28 @@ from multihop.pretrain.checkpoint.manifest import (
 )
 from multihop.pretrain.checkpoint.owner import read_owner
 
-_NAMED = re.compile(
+_FILE_NAME = re.compile(
     r"\.?(?:rank-[0-9]{4,}|manifest\.json)\.([0-9A-Za-z_]+)(?:-[0-9A-Za-z_-]+)?\.(?:safetensors|done|tmp)(?:\..+\.tmp)?"
 )
-_UNNAMED = re.compile(
+_FORMAT_2_FILE_NAME = re.compile(
     r"rank-[0-9]{4,}\.(?:safetensors|done)|\.(?:rank-[0-9]{4,}\.(?:safetensors|done)|manifest\.json)\..+\.tmp"
 )
-"""Names of format version 2."""
+"""Names of files of format version 2, which do not have the run's id."""
 
 
-def run_of(name: str | None) -> str | None:
-    """The part of a run's id, or of a launch's name, that the names of its files contain."""
+def run_prefix(name: str | None) -> str | None:
+    """The prefix of a run's id, or of RUN-LAUNCH, that the names of the run's files contain."""
     return name.partition("-")[0][:8] if name is not None else None
 
 
 def sweep(checkpoints: str, resume_from: int | None, launch: str) -> list[str]:
-    """Clean up before a run starts (rank 0); returns a sentence for everything done or left alone.
+    """Clean up before training (rank 0); returns a log message for everything that was done or left alone.
 
-    Removes the run's files from folders that were never committed, and from committed ones the files of other starts
-    than the one that committed them. Committed folders newer than `resume_from` did not verify: the run's own are
-    renamed, because their steps will be saved again, and kept for inspection.
+    Removes the run's files from folders that were never committed, and from committed ones the files of launches other
+    than the one that committed. Committed folders newer than `resume_from` did not verify: the run's own are renamed,
+    because their steps will be saved again, and kept for inspection.
     """
-    log_lines, is_own = [], _own(checkpoints, run_of(launch))
+    log_lines, is_own = [], _make_is_own(checkpoints, run_prefix(launch))
     for step, kind in _steps(checkpoints):
         folder = open_folder(folder_of_step(checkpoints, step))
         name = folder.location.rsplit("/", 1)[-1]
@@ -52,7 +52,7 @@ def sweep(checkpoints: str, resume_from: int | None, launch: str) -> list[str]:
         elif folder.size(MANIFEST) is None:
             left = _remove(folder, is_own)
             log_lines.append(
-                f"left {name} alone, which contains files that this run did not write ({_some(left)})"
+                f"left {name} alone, which contains files that this run did not write ({_first_names(left)})"
                 if left
                 else f"removed {name}, which was never committed"
             )
@@ -71,17 +71,17 @@ def sweep(checkpoints: str, resume_from: int | None, launch: str) -> list[str]:
 
 
 def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | None = None) -> list[str]:
-    """Remove what is older than a run's newest `keep` committed checkpoints, except multiples of `keep_every`.
+    """Remove checkpoints older than a run's newest `keep` committed ones, except at multiples of `keep_every`.
 
-    The manifest is removed first, so that a checkpoint that is half removed is not committed any more.
+    The manifest is removed first, so that a partly removed checkpoint is no longer committed.
 
     Args:
-        run: The run's id as `run_of` returns it; nothing of other runs is removed.
+        run: The run's id as `run_prefix` returns it; nothing of other runs is removed.
 
     Returns:
-        A sentence for everything that was left alone.
+        A log message for everything that was left alone.
     """
-    kept, left_alone, is_own = 0, [], _own(checkpoints, run)
+    kept, left_alone, is_own = 0, [], _make_is_own(checkpoints, run)
     for step, kind in reversed(_steps(checkpoints)):
         folder = open_folder(folder_of_step(checkpoints, step))
         if kept < keep:
@@ -99,23 +99,27 @@ def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | N
         else:
             folder.remove(MANIFEST)
             if left := _remove(folder, is_own):
-                left_alone.append(f"left {name}, which contains files that this run did not write ({_some(left)})")
+                left_alone.append(
+                    f"left {name}, which contains files that this run did not write ({_first_names(left)})"
+                )
     return left_alone
 
 
 _IsOwn = Callable[["str | CheckpointManifest"], bool]
 
 
-def _own(checkpoints: str, run: str | None) -> _IsOwn:
-    """Recognises a run's manifests, and the names of its files."""
+def _make_is_own(checkpoints: str, run: str | None) -> _IsOwn:
+    """A function that recognizes a run's manifests, and the names of its files."""
     owner = read_owner(checkpoints)
-    since_format_2 = owner is not None and owner.since_format_2 and run_of(owner.run) == run
+    since_format_2 = owner is not None and owner.since_format_2 and run_prefix(owner.run) == run
 
     def is_own(what: str | CheckpointManifest) -> bool:
         if isinstance(what, CheckpointManifest):
-            return since_format_2 if what.run is None else run_of(what.run) == run
-        match = _NAMED.fullmatch(what)
-        return run_of(match[1]) == run if match else since_format_2 and _UNNAMED.fullmatch(what) is not None
+            return since_format_2 if what.run is None else run_prefix(what.run) == run
+        match = _FILE_NAME.fullmatch(what)
+        return (
+            run_prefix(match[1]) == run if match else since_format_2 and _FORMAT_2_FILE_NAME.fullmatch(what) is not None
+        )
 
     return is_own
 
@@ -153,16 +157,16 @@ def _remove(folder: Folder, is_own: _IsOwn) -> list[str]:
 
 
 def _remove_strays(folder: Folder, is_own: _IsOwn) -> None:
-    """Remove what other starts of the run wrote into a checkpoint that one of them committed."""
+    """Remove files of the run's other launches from a checkpoint that one launch committed."""
     try:
         manifest = read_checkpoint_manifest(folder.location)
     except ValueError:
         return
-    starts = {entry.file.split(".")[1] for entry in manifest.files}
+    launches = {entry.file.split(".")[1] for entry in manifest.files}
     for name, kind in folder.entries().items():
-        if kind == "file" and _NAMED.fullmatch(name) and is_own(name) and name.split(".")[1] not in starts:
+        if kind == "file" and _FILE_NAME.fullmatch(name) and is_own(name) and name.split(".")[1] not in launches:
             folder.remove(name)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

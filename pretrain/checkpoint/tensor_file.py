@@ -1,8 +1,8 @@
-"""A rank's file of a checkpoint: named one-dimensional float32 tensors in the safetensors layout.
+"""A rank's file of a checkpoint: named one-dimensional float32 tensors in the safetensors format.
 
-The layout (https://github.com/huggingface/safetensors#format): 8 bytes little-endian with the header's length, the
-header in JSON, then the tensors' bytes without gaps. It is read here and not by the library, so that exactly the bytes
-of the wanted slice are read, from a disk and from a bucket alike.
+The format (https://github.com/huggingface/safetensors#format): the header's length in 8 little-endian bytes, the header
+in JSON, then the tensors' bytes without gaps. It is read here instead of by the library, so that exactly the bytes of
+a slice are read, from a disk or a bucket.
 """
 
 import json
@@ -20,8 +20,8 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 8 * 2**20
 """Enough for a model with a thousand layers on one rank."""
 _MIN_BYTES_PER_LIST = 16
-"""Minimum of a header's bytes per list or object: a tensor has three of them in sixty bytes. Empty ones would take many
-times their size in memory."""
+"""Minimum number of a header's bytes per list or object: a tensor has three in sixty bytes. Many empty ones would take
+many times their size in memory."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def header_of(lengths: dict[str, int]) -> bytes:
         header[name] = {"dtype": "F32", "shape": [numel], "data_offsets": [offset, stop]}
         offset = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the tensors are aligned
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     assert len(text) <= _MAX_HEADER_BYTES, "read_header would refuse it"
     return _LENGTH.pack(len(text)) + text
 
@@ -50,8 +50,8 @@ def read_header(file: RandomAccessFile) -> tuple[dict[str, Extent], int]:
     """The tensors of a file, and the number of bytes that were read to find them.
 
     Raises:
-        UserError: It is not such a file: the lengths do not fit, a tensor is not one-dimensional float32, or tensors
-            overlap or leave gaps.
+        UserError: It is not such a file: the lengths are inconsistent, a tensor is not one-dimensional float32, or
+            tensors overlap or leave gaps.
     """
     first = file.read_at(0, _LENGTH.size)
     if len(first) < _LENGTH.size:

@@ -1,6 +1,6 @@
 """Verification of checkpoints by hash, and the newest good checkpoint of a run.
 
-For a single process; `verify_shared` has the same for the ranks of a run, which share the work.
+This is for a single process; in `verify_shared` the ranks of a run share the work.
 """
 
 import hashlib
@@ -27,24 +27,24 @@ from multihop.pretrain.checkpoint.tensor_file import header_of
 _THREADS = 8
 
 Check = Callable[[], str | None]
-"""Returns what is damaged, in a sentence, or None."""
+"""Returns a sentence about the damage, or None."""
 
 
 def verify(location: str) -> CheckpointManifest:
-    """The manifest, after every file was read and compared with its hash.
+    """Read every file and compare it with its hash; returns the manifest.
 
     Raises:
         UserError: A file is missing or damaged; the message names the first one.
     """
     manifest = read_checkpoint_manifest(location)
-    for damage in damages(location, manifest):
+    for damage in find_damage(location, manifest):
         raise UserError(damage)
     return manifest
 
 
-def damages(location: str, manifest: CheckpointManifest) -> list[str]:
-    """A sentence for each missing or damaged file of a checkpoint; all files are read."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:  # hashing lets other threads run
+def find_damage(location: str, manifest: CheckpointManifest) -> list[str]:
+    """Read all files of a checkpoint; returns a sentence for each missing or damaged one."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:  # hashing releases the GIL
         results = list(threads.map(lambda check: check(), file_checks(location, manifest)))
     damaged = [damage for damage in results if damage is not None]
     return damaged or [damage for damage in [check_headers(location, manifest)] if damage is not None]
@@ -53,12 +53,11 @@ def damages(location: str, manifest: CheckpointManifest) -> list[str]:
 def file_checks(location: str, manifest: CheckpointManifest) -> list[Check]:
     """A function for each file that hashes the whole file and compares its header with the manifest."""
     layout = layout_of(manifest)
-    return [partial(_damage, location, entry, layout, index) for index, entry in enumerate(manifest.files)]
+    return [partial(_check_file, location, entry, layout, index) for index, entry in enumerate(manifest.files)]
 
 
 def check_headers(location: str, manifest: CheckpointManifest) -> str | None:
-    """Check for format versions 2 and 3 that the headers of all files together have the parameters' slices; returns
-    what is damaged, or None."""
+    """Check, for format versions 2 and 3, that the headers of all files together have the parameters' slices."""
     if manifest.stripes is None:
         try:
             with CheckpointReader(location, manifest):
@@ -68,7 +67,7 @@ def check_headers(location: str, manifest: CheckpointManifest) -> str | None:
     return None
 
 
-def _damage(location: str, entry: CheckpointFile, layout: Layout | None, index: int) -> str | None:
+def _check_file(location: str, entry: CheckpointFile, layout: Layout | None, index: int) -> str | None:
     path = f"{location}/{entry.file}"
     try:
         with open_folder(location).open(entry.file) as file:
@@ -95,7 +94,7 @@ def _has_header(file: RandomAccessFile, header: bytes) -> bool:
 
 
 def list_steps(checkpoints: str) -> list[int]:
-    """Steps that have a folder, or a link to one, committed or not; oldest first."""
+    """The steps that have a folder or a link to one, committed or not; oldest first."""
     entries = open_folder(checkpoints).entries()
     steps = [step_of_folder(name) for name, kind in entries.items() if kind != "file"]
     return sorted(step for step in steps if step is not None)
@@ -113,7 +112,7 @@ def newest_step(checkpoints: str) -> int | None:
 
 
 def newest_good(checkpoints: str) -> tuple[CheckpointManifest | None, list[str]]:
-    """The newest checkpoint that verifies, and why newer ones were rejected, a sentence for each damaged file."""
+    """The newest checkpoint that verifies, and a sentence for each damaged file of newer ones."""
     rejected: list[str] = []
     for step in reversed(list_steps(checkpoints)):
         location = folder_of_step(checkpoints, step)
@@ -122,14 +121,14 @@ def newest_good(checkpoints: str) -> tuple[CheckpointManifest | None, list[str]]
         except ValueError as error:
             rejected.append(str(error))
             continue
-        if not (damaged := damages(location, manifest)):
+        if not (damaged := find_damage(location, manifest)):
             return manifest, rejected
         rejected += damaged
     return None, rejected
 
 
 def load_weights(checkpoint: str) -> dict[str, Tensor]:
-    """The fp32 weights of a committed checkpoint, whole, by parameter name; the checkpoint is verified first.
+    """Verify a committed checkpoint; returns its whole fp32 weights by parameter name.
 
     Raises:
         UserError: A file is missing or damaged.

@@ -13,16 +13,16 @@ from multihop.pretrain.checkpoint.verify import Check, check_headers, file_check
 from multihop.pretrain.engine.ranks import Ranks
 
 _THREADS = 8
-_ROUND_S = 5.0
-"""Seconds between two collectives of a rank. The process group would end after minutes without one, and hashing a
+_SYNC_INTERVAL_S = 5.0
+"""Seconds between two collectives of a rank. The process group times out after minutes without one, and hashing a
 checkpoint may take longer."""
 
 
 def newest_good_shared(checkpoints: str, ranks: Ranks) -> tuple[CheckpointManifest | None, list[str]]:
-    """`newest_good`, called by all ranks and with the same result on all of them.
+    """`newest_good` as a collective call, with the same result on all ranks.
 
     Raises:
-        UserError: Some ranks do not see what rank 0 sees at `checkpoints`.
+        UserError: Some ranks do not see the same files at `checkpoints` as rank 0.
     """
     steps = list_steps(checkpoints) if ranks.rank == 0 else []
     rejected: list[str] = []
@@ -35,7 +35,7 @@ def newest_good_shared(checkpoints: str, ranks: Ranks) -> tuple[CheckpointManife
 
 
 def verify_shared(location: str, ranks: Ranks) -> CheckpointManifest:
-    """`verify`, called by all ranks and with the same result on all of them.
+    """`verify` as a collective call, with the same result on all ranks.
 
     Raises:
         UserError: A file is missing or damaged; the message names the first one. Raised on all ranks.
@@ -46,25 +46,25 @@ def verify_shared(location: str, ranks: Ranks) -> CheckpointManifest:
     return manifest
 
 
-def shares(sizes: Sequence[int], world_size: int) -> list[list[int]]:
-    """The indexes of the files that each rank hashes, so that all ranks hash about the same number of bytes."""
+def assign_files(sizes: Sequence[int], world_size: int) -> list[list[int]]:
+    """The indexes of the files that each rank hashes, balanced by their sizes."""
     loads = [(0, rank) for rank in range(world_size)]
-    of_ranks: list[list[int]] = [[] for _ in range(world_size)]
+    files_of_ranks: list[list[int]] = [[] for _ in range(world_size)]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
         load, rank = heapq.heappop(loads)
-        of_ranks[rank].append(index)
+        files_of_ranks[rank].append(index)
         heapq.heappush(loads, (load + sizes[index], rank))
-    return of_ranks
+    return files_of_ranks
 
 
 def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, list[str]]:
-    """The manifest if the checkpoint is good, else what is wrong with it; the same on all ranks."""
-    manifest, refused = None, ""
+    """The manifest if the checkpoint is good, else sentences about its damage; the same on all ranks."""
+    manifest, reason = None, ""
     try:
         manifest = read_checkpoint_manifest(location)
     except ValueError as error:
-        refused = str(error)
-    texts = _gather_text(refused or (manifest.sha256 if manifest else ""), ranks)
+        reason = str(error)
+    texts = _gather_text(reason or (manifest.sha256 if manifest else ""), ranks)
     for rank, text in enumerate(texts):
         if text != texts[0]:
             # Not a reason to reject the checkpoint: rank 0 would then set a good one aside, or write it again.
@@ -73,9 +73,9 @@ def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, lis
                 "share"
             )
     if manifest is None:
-        return None, [refused]
+        return None, [reason]
     checks = file_checks(location, manifest)
-    share = shares([entry.bytes for entry in manifest.files], ranks.world_size)[ranks.rank]
+    share = assign_files([entry.bytes for entry in manifest.files], ranks.world_size)[ranks.rank]
     damaged = _run_shared([checks[index] for index in share], ranks)
     if not damaged and manifest.stripes is None:
         damaged = _run_shared([lambda: check_headers(location, manifest)] if ranks.rank == 0 else [], ranks)
@@ -83,11 +83,11 @@ def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, lis
 
 
 def _run_shared(checks: list[Check], ranks: Ranks) -> list[str]:
-    """Run this rank's checks while other ranks run theirs; returns the sentences of all ranks, sorted."""
+    """Run this rank's checks while other ranks run theirs; returns the sorted sentences of all ranks."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
         running = [threads.submit(check) for check in checks]
         while True:
-            left = len(wait(running, timeout=_ROUND_S).not_done)
+            left = len(wait(running, timeout=_SYNC_INTERVAL_S).not_done)
             if not ranks.all_reduce_sum({"left": left})["left"]:
                 break
     damaged = [damage for each in running if (damage := each.result()) is not None]

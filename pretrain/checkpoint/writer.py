@@ -1,4 +1,4 @@
-"""Saving while training continues: slices are copied (the pause), and a thread writes, hashes and commits them."""
+"""Asynchronous saving: slices are copied, which pauses training, and a thread writes, hashes and commits them."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
 from multihop.common.s3 import error_reason
 from multihop.common.storage import Folder, open_folder
-from multihop.pretrain.checkpoint.layout import Slices, file_order, in_order, stripes_of
+from multihop.pretrain.checkpoint.layout import Slices, build_stripes, file_order, kinds_and_slices
 from multihop.pretrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointFile,
@@ -27,16 +27,16 @@ from multihop.pretrain.checkpoint.manifest import (
     folder_of_step,
     read_checkpoint_manifest,
 )
-from multihop.pretrain.checkpoint.retention import remove_old, run_of
+from multihop.pretrain.checkpoint.retention import remove_old, run_prefix
 from multihop.pretrain.checkpoint.tensor_file import header_of
 
 _FIRST_POLL_S, _MAX_POLL_S = 0.02, 1.0
 _BUCKET_POLLS = 5
-"""Factor of the pauses between two polls of a bucket, where each poll is a request."""
-_PATIENCE_S = 1500.0
-"""Seconds that a rank waits for the other ranks' parts, or for the commit, before the save counts as failed."""
+"""Factor of the time between two polls of a bucket, where each poll is a request."""
+_TIMEOUT_S = 1500.0
+"""Seconds that a rank waits for the other ranks' parts, or for the commit, before the save fails."""
 _CHUNK = 4 * 1024**2
-_READS_AT_ONCE = 16
+_READ_THREADS = 16
 _MAX_PART_BYTES = 64 * 2**20
 
 log = logging.getLogger("multihop")
@@ -51,14 +51,14 @@ class _Part(NamedTuple):
 
 
 class Snapshot:
-    """A buffer in host memory that a rank's slices are copied to, laid out as its file; every save reuses it.
+    """A buffer in host memory for a rank's slices, in the layout of its file; every save reuses it.
 
-    Copying into new memory spends most of its time on the first touch of each page (five sixths where it was measured).
+    Copying into new memory spends most of the time on the first touch of each page (five sixths in a measurement).
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, int] = {}
-        """Name -> number of elements, in the order in which they are written; without empty ones."""
+        """Name -> number of elements, in the order of the file; without empty tensors."""
         self._header = header_of({})
         self._flat = torch.empty(0)
         self._views: dict[str, Tensor] = {}
@@ -72,7 +72,7 @@ class Snapshot:
         lengths = {key: live[key].numel() for key in sorted(live, key=file_order) if live[key].numel()}
         if lengths == self.tensors:
             return
-        self._flat, self._views = torch.empty(0), {}  # the old one's memory first
+        self._flat, self._views = torch.empty(0), {}  # frees the old buffer first
         pinned = any(tensor.is_cuda for tensor in live.values())
         self._flat = torch.empty(sum(lengths.values()), dtype=torch.float32, pin_memory=pinned).zero_()
         self._views = dict(zip(lengths, self._flat.split(list(lengths.values())), strict=True))
@@ -81,7 +81,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, live: dict[str, Tensor]) -> None:
-        """Copy tensors of any dtype and device, as float32; they may change after the return."""
+        """Copy tensors of any dtype and device as float32; they may change after the return."""
         self.prepare(live)
         for key, view in self._views.items():
             view.copy_(live[key].view(-1), non_blocking=True)
@@ -108,17 +108,17 @@ class CheckpointWriter:
         keep_every: int | None = None,
         before_commit: Callable[[], object] = lambda: None,
     ) -> None:
-        """Nothing is written yet.
+        """Set up the writer; this writes nothing.
 
         Args:
-            launch: RUN-LAUNCH, the first digits of the run's id and of this launch's: the same on all ranks, and in
-                the names of all files, so that a rank of an earlier launch that is still writing replaces nothing.
+            launch: RUN-LAUNCH, the prefixes of the run's id and of this launch's: the same on all ranks. It is in the
+                names of all files, so that a rank of an earlier launch that is still writing replaces nothing.
             keep: The number of newest checkpoints that are kept.
-            keep_every: Checkpoints of steps that are multiples of this are kept for good.
+            keep_every: Checkpoints of steps that are multiples of this are never removed.
             before_commit: Called by rank 0's thread; the save fails if it raises an OSError.
         """
         self.last_pause_s = 0.0
-        """Seconds for which the last save() stopped training to copy the slices."""
+        """Seconds for which the last save() paused training to copy the slices."""
         self.last_wait_s = 0.0
         """Seconds for which the last save() waited for the previous one before that."""
         assert re.fullmatch(r"[0-9A-Za-z_-]+", launch)
@@ -131,7 +131,7 @@ class CheckpointWriter:
         self._logged: set[str] = set()
 
     def prepare(self, live: dict[str, Tensor]) -> None:
-        """Allocate the memory for copies of `live` now, so that the first save() does not have to."""
+        """Allocate the memory for copies of `live`, so that the first save() does not have to."""
         self._snapshot.prepare(live)
 
     def save(self, live: dict[str, Tensor], manifest: CheckpointManifest) -> None:
@@ -143,7 +143,7 @@ class CheckpointWriter:
 
         Raises:
             OSError: The previous save failed.
-            UserError: In the previous save the ranks' slices were not each element of each parameter once.
+            UserError: In the previous save, the ranks' slices did not cover each parameter exactly once.
         """
         started = time.monotonic()
         self.wait()
@@ -157,7 +157,7 @@ class CheckpointWriter:
 
         Raises:
             OSError: It failed; earlier checkpoints are unchanged.
-            UserError: The ranks' slices were not each element of each parameter once.
+            UserError: The ranks' slices did not cover each parameter exactly once.
         """
         if self._in_progress is None:
             return
@@ -166,7 +166,7 @@ class CheckpointWriter:
 
     def _write(self, manifest: CheckpointManifest) -> None:
         location = folder_of_step(self._checkpoints, manifest.step)
-        with _explaining(f"step {manifest.step} could not be saved to {location}"):
+        with _explain_os_errors(f"step {manifest.step} could not be saved to {location}"):
             self._write_part(open_folder(location), manifest)
         if self._rank == 0:
             for sentence in self._remove_old():
@@ -175,9 +175,9 @@ class CheckpointWriter:
                     self._logged.add(sentence)
 
     def _remove_old(self) -> list[str]:
-        """Remove old checkpoints; returns sentences to log. A removal that fails is tried again after the next save."""
+        """Remove old checkpoints; returns log messages. A removal that fails is tried again after the next save."""
         try:
-            return remove_old(self._checkpoints, self._keep, self._keep_every, run_of(self._launch))
+            return remove_old(self._checkpoints, self._keep, self._keep_every, run_prefix(self._launch))
         except OSError as error:
             return [
                 f"could not remove older checkpoints from {self._checkpoints} ({error_reason(error)}); tries again at "
@@ -190,8 +190,8 @@ class CheckpointWriter:
             raise FileExistsError("a link or a file has that name and is kept; move it away")
         if folder.size(MANIFEST) is not None:
             self._check_committed(folder, manifest)
-            return  # this start took no step: a committed checkpoint is never overwritten
-        kinds, slices = in_order(self._snapshot.tensors, manifest.parameters)
+            return  # this launch took no step: a committed checkpoint is never overwritten
+        kinds, slices = kinds_and_slices(self._snapshot.tensors, manifest.parameters)
         entry = self._write_file(folder, f"{self._name(self._rank)}.safetensors")
         content = {"launch": self._launch, "kinds": kinds, "slices": slices, **entry.model_dump()}
         folder.write_atomically(f"{self._name(self._rank)}.done", canonical_json(content))
@@ -204,25 +204,25 @@ class CheckpointWriter:
 
     def _commit(self, folder: Folder, manifest: CheckpointManifest) -> None:
         parts = self._gather_parts(folder)
-        if parts is None:  # later ranks of this start write nothing
+        if parts is None:  # ranks of this launch that are slower write nothing
             self._check_committed(folder, manifest)
             return
         files = [part.entry for part in parts]
         self._check_present(folder, files)
-        placed = {"files": files, "kinds": _kinds_of(parts)}
-        stripes = stripes_of(manifest.parameters, [part.slices for part in parts])
+        contents = {"files": files, "kinds": _kinds_of(parts)}
+        stripes = build_stripes(manifest.parameters, [part.slices for part in parts])
         self._before_commit()
-        if not commit(folder.location, manifest.model_copy(update={**placed, "stripes": stripes})):
-            self._check_committed(folder, manifest)  # rank 0 of another start was faster
+        if not commit(folder.location, manifest.model_copy(update={**contents, "stripes": stripes})):
+            self._check_committed(folder, manifest)  # rank 0 of another launch was faster
 
     def _gather_parts(self, folder: Folder) -> list[_Part] | None:
-        """Each rank's part; None: another start has committed this checkpoint.
+        """Each rank's part; None: another launch has committed this checkpoint.
 
         The folder is polled with one listing, whatever the number of ranks, and each part is read once.
         """
         waiting = {f"{self._name(rank)}.done": rank for rank in range(self._world_size)}
         parts: dict[int, _Part] = {}
-        with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="parts") as threads:
+        with ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="parts") as threads:
             for _ in _polls(folder, lambda: f"rank {min(waiting.values())}'s part"):
                 names = set(folder.names())
                 if MANIFEST in names:
@@ -241,23 +241,23 @@ class CheckpointWriter:
         return _Part(CheckpointFile.model_validate(content), kinds, slices)
 
     def _check_committed(self, folder: Folder, manifest: CheckpointManifest) -> None:
-        """Check that the committed checkpoint is the one to be saved."""
+        """Check that the committed checkpoint is the one to save."""
         try:
             committed = read_checkpoint_manifest(folder.location)
         except ValueError as error:
             raise FileExistsError(f"{error}; it is kept, move it away") from None
-        alike = ("step", "tokens", "updates", "parameters", "data_fingerprint")
-        if run_of(committed.run) != run_of(self._launch) and any(
-            getattr(committed, each) != getattr(manifest, each) for each in alike
+        compared = ("step", "tokens", "updates", "parameters", "data_fingerprint")
+        if run_prefix(committed.run) != run_prefix(self._launch) and any(
+            getattr(committed, each) != getattr(manifest, each) for each in compared
         ):
             raise FileExistsError("another run's checkpoint has that name and is kept; move it away")
         self._check_present(folder, committed.files)
 
     def _check_present(self, folder: Folder, files: list[CheckpointFile]) -> None:
-        """Check, by one listing, that nobody removed a file."""
+        """Check, with one listing, that no file was removed."""
         names = set(folder.names())
-        if lacking := [entry.file for entry in files if entry.file not in names]:
-            raise FileNotFoundError(f"{lacking[0]} was removed by another process")
+        if missing := [entry.file for entry in files if entry.file not in names]:
+            raise FileNotFoundError(f"{missing[0]} was removed by another process")
 
     def _write_file(self, folder: Folder, name: str) -> CheckpointFile:
         digest, size = hashlib.sha256(), 0
@@ -277,7 +277,7 @@ class CheckpointWriter:
 
 
 def _kinds_of(parts: list[_Part]) -> list[str]:
-    """The kinds of tensor that the ranks saved: the same on all ranks that own slices."""
+    """The kinds of tensors that the ranks saved, which must be the same on all ranks that own slices."""
     kinds = {tuple(part.kinds) for part in parts if part.slices}
     if len(kinds) != 1:
         raise UserError(f"the ranks must save slices of the same kinds, and at least one; they saved {sorted(kinds)}")
@@ -285,22 +285,22 @@ def _kinds_of(parts: list[_Part]) -> list[str]:
 
 
 def _polls(folder: Folder, what: Callable[[], str]) -> Iterator[None]:
-    """Yield each time `folder` is to be polled, with growing pauses.
+    """Yield whenever `folder` should be polled, at growing intervals.
 
     Raises:
         TimeoutError: `what` did not appear in time.
     """
-    deadline, pause = time.monotonic() + _PATIENCE_S, _FIRST_POLL_S
+    deadline, pause = time.monotonic() + _TIMEOUT_S, _FIRST_POLL_S
     while True:
         yield
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what()} of {folder.location} did not come within {_PATIENCE_S:.0f} s")
+            raise TimeoutError(f"{what()} of {folder.location} did not come within {_TIMEOUT_S:.0f} s")
         time.sleep(pause if folder.is_local else pause * _BUCKET_POLLS)
         pause = min(1.5 * pause, _MAX_POLL_S)
 
 
 @contextmanager
-def _explaining(what: str) -> Iterator[None]:
+def _explain_os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Arrays that are computed from the data once and then memory-mapped: FILE.npy, and FILE.json with its hash."""
+"""Arrays that are computed once from the data and then memory-mapped: FILE.npy, and FILE.json with its hash."""
 
 import hashlib
 import io
@@ -21,18 +21,18 @@ from multihop.common.files import (
 )
 
 
-def ensure_array(path: Path, make: Callable[[], NDArray[Any]], full: bool = False) -> None:
-    """Write what `make` returns to `path`, with a record of its hash, size and modification time; keep an intact file.
+def ensure_array(path: Path, compute: Callable[[], NDArray[Any]], full: bool = False) -> None:
+    """Write the result of `compute` to `path`, and record its hash, size and modification time; keep an intact file.
 
     A file whose size and modification time are those of its record is trusted without being read.
 
     Args:
         full: Hash the file in any case.
     """
-    if _is_whole(path, full):
+    if _is_intact(path, full):
         return
     content = io.BytesIO()
-    np.save(content, make())
+    np.save(content, compute())
     make_folder(path.parent)
     write_atomically(path, content.getvalue())
     _write_record(path, hashlib.sha256(content.getbuffer()).hexdigest())
@@ -42,7 +42,7 @@ def open_array(path: Path, dtype: type[np.generic], what: str) -> NDArray[Any]:
     """The array that `ensure_array` wrote, memory-mapped. Only `ensure_array` checks its hash.
 
     Args:
-        what: The name of the file in the message.
+        what: What the file is, for the message.
 
     Raises:
         UserError: It is missing or damaged, or has another dtype.
@@ -68,13 +68,13 @@ def _write_record(path: Path, sha256: str) -> None:
     write_atomically(_record_of(path), canonical_json(record))
 
 
-def _is_whole(path: Path, full: bool) -> bool:
+def _is_intact(path: Path, full: bool) -> bool:
     try:
         record, status = read_json_object(_record_of(path)), os.stat(path)
         if not full and (record.get("bytes"), record.get("mtime_ns")) == (status.st_size, status.st_mtime_ns):
             return True
         sha256 = sha256_file(path)
-    except (OSError, ValueError):  # missing, damaged, or no regular file: it is written again
+    except (OSError, ValueError):  # missing, damaged, or not a regular file: it is written again
         return False
     if record.get("sha256") != sha256:
         return False

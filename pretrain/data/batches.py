@@ -1,4 +1,4 @@
-"""From a step's number to the arrays that a rank feeds to its model; which samples they are is chosen in `order`."""
+"""The batch of a step: the arrays that a rank feeds to its model. `order` chooses the samples."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,9 @@ class RankBatch:
     samples: int
     """Samples of this rank."""
     micro_batches: list[Batch]
-    """The same number on every rank. One without samples of its own has `counts` of 0 and borrowed inputs."""
+    """The same number on every rank. A rank that has fewer samples fills up with borrowed inputs and `counts` of 0."""
     counts: dict[str, int]
-    """This rank's part of the counts that the losses are divided by: those of its micro-batches, summed."""
+    """This rank's part of the divisors of the losses: the sum over its micro-batches."""
     tokens: int
 
 
@@ -44,13 +44,13 @@ class BatchBuilder:
     order: SampleOrder
     heldout_index: SampleIndex
     token_counts: NDArray[np.int64]
-    """int64 (vocabulary,): how often each token occurs in the training text."""
+    """int64 (V,): how often each token occurs in the training text."""
     rank: int
     world_size: int
     micro_batch_sizes: list[int]
     """Samples per micro-batch of each phase without `global_batch_tokens`; held-out samples use the first phase's."""
     shard_requests: ShardRequests | None
-    """Asks for shards if they are fetched while training goes on; None: all shards are on this node."""
+    """Requests shards that are fetched during training; None: all shards are on this node."""
 
     @classmethod
     def open(
@@ -66,8 +66,8 @@ class BatchBuilder:
         """Memory-map the prepared data and the indexes that `multihop.pretrain.data.index.build_indexes` wrote.
 
         Args:
-            shard_request_dir: The run directory in which shards are requested, if they are fetched while training goes
-                on; None: all shards are on this node.
+            shard_request_dir: The run directory in which shards are requested, if they are fetched during training;
+                None: all shards are on this node.
         """
         assert len(micro_batch_sizes) == len(config.phases), micro_batch_sizes
         data = open_dataset(data_folder, None if shard_request_dir is None else await_shard)
@@ -88,7 +88,7 @@ class BatchBuilder:
         return cls(config, data, order, heldout, counts, rank, world_size, micro_batch_sizes, requests)
 
     def request_shards(self, step: int) -> None:
-        """Ask for the shards of the steps from `step` on, before they are made, if shards are fetched meanwhile."""
+        """Request the shards of the steps from `step` on, if they are fetched during training; call this first."""
         if self.shard_requests is not None:
             self.shard_requests.request_from(step)
 
@@ -96,14 +96,14 @@ class BatchBuilder:
         """This rank's share of the 0-based step `step`. Waits for shards that `request_shards` asked for."""
         ids = self.order.samples_of_step(step)
         base = key_of("mask", self.config.seed, self.data.manifest.fingerprint, ids.phase)
-        different = self.config.objective.static_masks
-        masks = ids.epochs if different is None else ids.epochs % different
+        mask_count = self.config.objective.static_masks
+        masks = ids.epochs if mask_count is None else ids.epochs % mask_count
         keys = random_bits(random_bits(base, masks.astype(np.uint64)), ids.samples.astype(np.uint64))
         return self._share(step, self.data.train, self.order.indexes[ids.phase], ids, keys)
 
     def heldout(self, parts: int = 1) -> RankBatch:
-        """This rank's share of the held-out samples, or of the first of `parts` equal parts of them: the same samples
-        and masks each time and in every run."""
+        """This rank's share of the held-out samples, or of the first of `parts` equal parts: the same samples and masks
+        each time and in every run."""
         return self._heldout_share(self._heldout_samples(parts))
 
     def heldout_by_source(self) -> dict[int, RankBatch]:
@@ -111,13 +111,13 @@ class BatchBuilder:
 
         A sample with documents of several sources is in none of them.
         """
-        samples, rules = self._heldout_samples(), objective_of(self.config.objective)
+        samples, objective = self._heldout_samples(), objective_of(self.config.objective)
         documents, seq_len = self.data.heldout, self.config.phases[0].seq_len
-        once = np.zeros(len(samples), np.int64)
-        rows = index_rows(self.config.objective, [self.heldout_index], once, samples.astype(np.int64), seq_len)
+        zeros = np.zeros(len(samples), np.int64)
+        rows = index_rows(self.config.objective, [self.heldout_index], zeros, samples.astype(np.int64), seq_len)
         by_source: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
-            spans = rules.spans(documents, row, seq_len, self.config.objective)
+            spans = objective.spans(documents, row, seq_len, self.config.objective)
             sources = {documents.source(document) for document, _, _ in spans}
             if len(sources) == 1:
                 by_source.setdefault(sources.pop(), []).append(number)
@@ -131,12 +131,12 @@ class BatchBuilder:
 
     def _heldout_share(self, samples: UInt64) -> RankBatch:
         keys = random_bits(key_of("heldout", self.data.manifest.fingerprint), samples)
-        once = np.zeros(len(samples), np.int64)
-        ids = GlobalBatchIds(phase=0, sources=once, samples=samples.astype(np.int64), epochs=once)
+        zeros = np.zeros(len(samples), np.int64)
+        ids = GlobalBatchIds(phase=0, sources=zeros, samples=samples.astype(np.int64), epochs=zeros)
         return self._share(-1, self.data.heldout, [self.heldout_index], ids, keys)
 
     def _micro_batch_size(self, ids: GlobalBatchIds, indexes: list[SampleIndex]) -> int:
-        """Samples per micro-batch: the same on every rank."""
+        """Samples per micro-batch, the same on every rank."""
         phase = self.config.phases[ids.phase]
         if phase.global_batch_tokens is None:
             return self.micro_batch_sizes[ids.phase]
@@ -154,7 +154,7 @@ class BatchBuilder:
             start = share.start + number * size
             stop = min(start + size, share.stop)
             part = slice(start, stop) if start < stop else slice(0, 1)
-            batch = objective_of(self.config.objective).assemble(
+            batch = objective_of(self.config.objective).collate(
                 documents,
                 index_rows(self.config.objective, indexes, ids.sources[part], ids.samples[part], seq_len),
                 keys[part],

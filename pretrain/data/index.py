@@ -1,6 +1,7 @@
-"""The sample index: what a sample is. Built once per (documents, objective, sequence length), then memory-mapped.
+"""The sample index: which tokens make up each sample. It is built once per (documents, objective, sequence length), and
+memory-mapped.
 
-All training documents have one index, or each source has its own where sources have weights.
+All training documents have one index; if sources have weights, each source has a separate one.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from multihop.pretrain.objectives.objective import objective_of
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """The samples that a set of documents is cut into for one sequence length."""
+    """The samples of a set of documents for one sequence length."""
 
     rows: NDArray[np.int64]
     """The result of the objective's `build_index`; documents are numbered within the set."""
@@ -33,14 +34,14 @@ class SampleIndex:
 
 
 def source_weights(config: TrainingConfig) -> list[float] | None:
-    """The weights of the data's sources; None if they have none."""
+    """The weights of the data's sources; None without weights."""
     sources = config.data.sources if config.data else []
     weights = [source.weight for source in sources if source.weight is not None]
     return weights or None
 
 
 def sources_of(config: TrainingConfig) -> list[int] | list[None]:
-    """The sources with a training index of their own; [None]: one index of all documents."""
+    """The sources with separate training indexes; [None]: one index of all documents."""
     weights = source_weights(config)
     return [None] if weights is None else list(range(len(weights)))
 
@@ -53,7 +54,7 @@ def index_path(
     seq_len: int,
     source: int | None = None,
 ) -> Path:
-    """The file of an index; its name covers all that its content depends on."""
+    """The file of an index; its name has a hash of everything that its content depends on."""
     key = _key(data, split, objective, seq_len, source)
     part = "" if source is None else f"-source{source}"
     return folder / f"{split}-{objective.name}-{seq_len}{part}-{key:016x}.npy"
@@ -71,29 +72,29 @@ def build_index(
     """Write an index into `folder`; keep one that is whole.
 
     Args:
-        full: Hash an index that exists in any case, as `ensure_array` does.
+        full: Hash an existing index in any case, as `ensure_array` does.
 
     Raises:
         UserError: The documents yield no sample.
     """
     _, documents = _documents(data, split, source)
-    whose = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
-    rules = objective_of(objective)
+    subject = f"{split} documents" + ("" if source is None else f" of data.sources[{source}]")
+    module = objective_of(objective)
 
-    def make() -> NDArray[np.int64]:
+    def compute() -> NDArray[np.int64]:
         key = _key(data, split, objective, seq_len, source)
         try:
-            index: NDArray[np.int64] = rules.build_index(documents, seq_len, key, objective)
+            index: NDArray[np.int64] = module.build_index(documents, seq_len, key, objective)
         except ValueError as error:
-            raise UserError(f"the {whose} cannot be used: {error}") from None
-        if rules.sample_count(index, seq_len) == 0:
+            raise UserError(f"the {subject} cannot be used: {error}") from None
+        if module.sample_count(index, seq_len) == 0:
             raise UserError(
-                f"the {whose} have {int(documents.lengths.sum())} tokens, too few for one sample of {seq_len}; "
+                f"the {subject} have {int(documents.lengths.sum())} tokens, too few for one sample of {seq_len}; "
                 "prepare more text, shorten phases.seq_len, or raise data.heldout_fraction if it is the held-out text"
             )
         return index
 
-    ensure_array(index_path(folder, data, split, objective, seq_len, source), make, full)
+    ensure_array(index_path(folder, data, split, objective, seq_len, source), compute, full)
 
 
 def open_index(
@@ -112,7 +113,7 @@ def open_index(
     path = index_path(folder, data, split, objective, seq_len, source)
     rows: NDArray[np.int64] = open_array(path, np.int64, "the sample index")
     first, stop = 0, len(data.train if split == "train" else data.heldout)
-    if source is not None:  # not read from the documents, whose shards may not be fetched yet
+    if source is not None:  # the documents' shards may not be fetched yet
         bounds = open_array(_bounds_path(folder, data), np.int64, "the bounds of the sources")
         first, stop = bounds[source : source + 2].tolist()
     return SampleIndex(rows, first, stop, objective_of(objective).sample_count(rows, seq_len))
@@ -141,22 +142,22 @@ def index_rows(
     samples: NDArray[np.int64],
     seq_len: int,
 ) -> NDArray[np.int64]:
-    """int64 (B, columns): the rows of samples in the objective's terms, documents numbered within their split.
+    """int64 (B, columns): the samples' rows, as the objective defines them, with documents numbered within their split.
 
     Args:
         indexes: A phase's indexes, one per source.
         sources: int64 (B,), the index that each sample is in.
         samples: int64 (B,), positions in the concatenated indexes.
     """
-    rules = objective_of(objective)
+    module = objective_of(objective)
     starts = np.cumsum([0, *(index.size for index in indexes)])
     rows: NDArray[np.int64] | None = None
     for source in np.unique(sources).tolist() or [0]:  # a rank without samples gets 0 rows
         in_source, index = sources == source, indexes[source]
-        of_source = rules.sample_rows(index.rows, samples[in_source] - starts[source], seq_len)
-        of_source[:, rules.DOCUMENT_COLUMNS] += index.first_document
-        rows = np.empty((len(samples), of_source.shape[1]), np.int64) if rows is None else rows
-        rows[in_source] = of_source
+        source_rows = module.sample_rows(index.rows, samples[in_source] - starts[source], seq_len)
+        source_rows[:, module.DOCUMENT_COLUMNS] += index.first_document
+        rows = np.empty((len(samples), source_rows.shape[1]), np.int64) if rows is None else rows
+        rows[in_source] = source_rows
     assert rows is not None
     return rows
 
@@ -173,5 +174,7 @@ def _bounds_path(folder: Path, data: TokenDataset) -> Path:
 
 def _key(data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int, source: int | None) -> int:
     part = () if source is None else (source,)
-    isolated = ("isolated",) if objective.name == "mlm" and objective.isolate_documents else ()  # clm's is the same
+    isolated = (
+        ("isolated",) if objective.name == "mlm" and objective.isolate_documents else ()
+    )  # clm's index does not depend on it
     return key_of("index", data.manifest.fingerprint, split, objective.name, seq_len, *part, *isolated)

@@ -17,18 +17,19 @@ from multihop.pretrain.data.phases import is_skipped
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_QUIET_S = 0.1
-"""A forked child of CPython 3.11 waits for ever in os.fork() if another thread was creating or deleting its Python
-thread state at that moment. gloo's threads do that when they release the tensor of a collective that has just ended,
-so the processes are forked a moment later."""
+_FORK_DELAY_S = 0.1
+"""A forked child of CPython 3.11 hangs in os.fork() if another thread was creating or deleting its Python thread state
+at that moment. gloo's threads do that when they release the tensor of a collective that has just ended, so the
+processes are forked a moment later."""
 _START_TIMEOUT_S = 60.0
 
 
-def stream(builder: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iterator[RankBatch]:
-    """This rank's share of each of `steps` that the recipe does not skip, in order.
+def prefetch_batches(builder: BatchBuilder, steps: Iterable[int], data_workers: int) -> Iterator[RankBatch]:
+    """Yield this rank's share of each of `steps` that the recipe does not skip, in order.
 
     Args:
-        data_workers: processes that prefetch two shares each; 0: each share is made in this process when it is needed.
+        data_workers: number of processes, which prefetch two batches each; 0: each batch is made in this process when
+            it is needed.
 
     Raises:
         Exception: Any that `BatchBuilder.step` raises, of the same type, in whichever process it ran.
@@ -42,17 +43,17 @@ def stream(builder: BatchBuilder, steps: Iterable[int], data_workers: int) -> It
     loader: DataLoader[RankBatch] = DataLoader(
         _Steps(builder),  # type: ignore[arg-type]
         batch_size=None,
-        sampler=_requested(builder, steps),
+        sampler=_request_ahead(builder, steps),
         num_workers=data_workers,
         collate_fn=_identity,
         worker_init_fn=partial(_prepare_process, os.getpid(), started),
         multiprocessing_context=context,
-        generator=Generator(),  # its own: the loader draws a seed, which must not change the model's dropout
+        generator=Generator(),  # a separate one: the loader draws a seed, which must not change the model's dropout
     )
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # its processes inherit what is blocked here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # the worker processes inherit the mask
     try:
         if data_workers:
-            time.sleep(_QUIET_S)
+            time.sleep(_FORK_DELAY_S)
         iterator = iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,9 +75,9 @@ class _Steps:
         return self.builder.step(step)
 
 
-def _requested(builder: BatchBuilder, steps: Iterable[int]) -> Iterator[int]:
-    """Yield the steps that are not skipped, each once its shards are requested; the loader reads ahead, in the rank's
-    own process."""
+def _request_ahead(builder: BatchBuilder, steps: Iterable[int]) -> Iterator[int]:
+    """Yield the steps that are not skipped, each after its shards are requested; the loader iterates ahead, in the
+    rank's process."""
     for step in steps:
         if not is_skipped(builder.config.phases, step):
             builder.request_shards(step)
@@ -88,26 +89,26 @@ def _identity(step: Any) -> Any:
 
 
 def _kill_workers() -> None:
-    """SIGTERM is blocked in a process that did not start."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise an error of its own
+    """Kill the worker processes; SIGTERM is blocked in one that did not start."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise another error
     for process in multiprocessing.active_children():
         process.kill()
 
 
 def _prepare_process(parent: int, started: Semaphore, number: int) -> None:
-    """Die with the rank, and exit only when the rank sends a signal: one sent to a whole job must not end a worker,
-    because the rank finishes its step first.
+    """Set this worker process up to die with its rank, and to exit on no signal but the rank's.
 
-    The signals are blocked since before the process started.
+    A signal to all processes of a job must not end a worker, because the rank finishes its step first. The signals have
+    been blocked since before the process started.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    Thread(target=_exit_when_signalled, args=(parent,), daemon=True).start()
+    Thread(target=_exit_on_parents_signal, args=(parent,), daemon=True).start()
     started.release()
 
 
-def _exit_when_signalled(parent: int) -> None:
+def _exit_on_parents_signal(parent: int) -> None:
     while signal.sigwaitinfo(_STOP_SIGNALS).si_pid != parent:
         pass
     os._exit(0)

@@ -1,21 +1,21 @@
 """How the batch for a step is chosen: `batch(step) = f(seed, data fingerprint, phases, step)` and nothing else.
 
 Steps are 0-based. A step belongs to a phase and takes the next positions of that phase's endless stream, as many as
-its batch size. No state is kept: to resume is to know one integer.
+its batch size. There is no state: resuming takes one integer.
 
 Without weights, position p of the stream is sample `permutation_e(p mod n)` of epoch `e = p // n`, where n is the
 number of samples of the phase's index and each epoch has its own keyed permutation.
 
-With weights, each source has an index and a stream of that kind of its own. The phase's stream is cut into blocks of
-2^16 positions; each source has the same whole number of them in every block, in an order that a keyed permutation
-decides anew for each block. The r-th of a source's q positions in block b is position `b * q + r` of its own stream,
-so that a source completes an epoch before it begins the next.
+With weights, each source has a separate index and stream of this kind. The phase's stream is cut into blocks of 2^16
+positions; each source has the same number of them in every block, in an order that a keyed permutation decides for each
+block. The r-th of a source's q positions in block b is position `b * q + r` of the source's
+stream, so that a source completes an epoch before it begins the next.
 
 With `data.shuffle_window_shards`, `multihop.pretrain.data.shard_windows` takes the place of the permutation of all
 samples.
 
-With `global_batch_tokens`, read "batch of pairs" for "sample" above: a step takes one, and
-`multihop.pretrain.data.token_batches` says which pairs are in it.
+With `global_batch_tokens`, read "batch of pairs" for "sample" above: a step takes one batch, whose pairs
+`multihop.pretrain.data.token_batches` determines.
 """
 
 import itertools
@@ -37,25 +37,25 @@ from multihop.pretrain.data.token_batches import TokenBatches
 
 Int64 = NDArray[np.int64]
 MIXTURE_BLOCK = 2**16
-"""Positions within which the weights hold exactly; also the largest number of sources that can be mixed."""
+"""Number of positions within which the weights hold exactly; also the maximum number of sources."""
 
 
 @dataclass(frozen=True)
 class GlobalBatchIds:
-    """The samples of one optimizer step, in the order in which ranks share them out."""
+    """The samples of one optimizer step, in the order in which they are divided among the ranks."""
 
     phase: int
     sources: Int64
-    """int64 (batch_size,): the index of the phase that each sample is in; 0 without weights."""
+    """int64 (batch_size,): which of the phase's indexes each sample is in; 0 without weights."""
     samples: Int64
     """int64 (batch_size,): positions in the phase's indexes, numbered as if the sources' indexes were concatenated."""
     epochs: Int64
-    """int64 (batch_size,): how often each sample was used before, which keys its mask."""
+    """int64 (batch_size,): how many times each sample was used before, which keys its mask."""
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The samples that each step of a run uses, and their number."""
+    """Determines the samples that each step of a run uses, and counts them."""
 
     config: TrainingConfig
     fingerprint: str
@@ -113,7 +113,7 @@ class SampleOrder:
 
     @cached_property
     def index_shards(self) -> list[list[IndexShards]]:
-        """The shards that each of `indexes` lies in."""
+        """The shards that contain each of `indexes`."""
         return [
             [shards_of_index(self.config.objective, index, self.shard_starts, phase.seq_len) for index in indexes]
             for phase, indexes in zip(self.config.phases, self.indexes, strict=True)
@@ -125,7 +125,7 @@ class SampleOrder:
         size = self.config.data.shuffle_window_shards if self.config.data else None
         if size is None:
             return None
-        return [[ShardWindows(part.first_samples, size) for part in of_phase] for of_phase in self.index_shards]
+        return [[ShardWindows(each.first_samples, size) for each in phase] for phase in self.index_shards]
 
     @cached_property
     def _token_batches(self) -> list[list[TokenBatches]]:
@@ -138,28 +138,28 @@ class SampleOrder:
         ]
 
     def _pairs_before(self, phase: int, steps: int) -> int:
-        """The number of pairs in the first `steps` steps of a phase with `global_batch_tokens`: whole epochs, whose
-        number of pairs is known, and the batches that were used of the last epoch of each source."""
+        """The number of pairs in the first `steps` steps of a phase with `global_batch_tokens`: those of complete
+        epochs, and those of the batches that were used of each source's last epoch."""
         stream, pairs = self.stream(phase), 0
         used = stream.positions_in_sources(steps).tolist()
         for source, batches in enumerate(self._token_batches[phase]):
             epochs, rest = divmod(used[source], len(batches))
             key = key_of(*stream.epoch_key(source, epochs))
-            of_last_epoch = permute(np.arange(rest, dtype=np.uint64), len(batches), key).astype(np.int64)
-            pairs += epochs * self.indexes[phase][source].size + int(batches.sizes(of_last_epoch).sum())
+            last_batches = permute(np.arange(rest, dtype=np.uint64), len(batches), key).astype(np.int64)
+            pairs += epochs * self.indexes[phase][source].size + int(batches.sizes(last_batches).sum())
         return pairs
 
 
 @dataclass(frozen=True)
 class EpochPart:
-    """Some positions of a stream, all in one epoch of one source."""
+    """Positions of a stream that are all in one epoch of one source."""
 
     source: int
     epoch: int
-    at: Int64
-    """Their indexes in the array of positions that was split."""
+    indexes: Int64
+    """Indexes of these positions in the array that was split."""
     within: Int64
-    """Their positions within the epoch, ascending."""
+    """These positions relative to the start of the epoch, ascending."""
     key: tuple[int | str, ...]
     """The key of this epoch's order."""
 
@@ -174,14 +174,14 @@ class PhaseStream:
     phase: int
     """The phase's number."""
     sizes: Sequence[int]
-    """Samples in the phase's indexes: one number without weights, else one per source."""
+    """Number of samples in each of the phase's indexes: one index without weights, else one per source."""
     weights: Sequence[float] | None = None
     """The sources' weights; they need not sum to 1."""
     windows: Sequence[ShardWindows] | None = None
     """The windows of the phase's indexes; None: samples are not shuffled by windows of shards."""
 
     def samples_at(self, positions: Int64) -> GlobalBatchIds:
-        """The samples at some positions, ascending, of the stream."""
+        """The samples at some positions of the stream, which are ascending."""
         starts = [0, *itertools.accumulate(self.sizes)]
         sources, samples, epochs = (np.empty_like(positions) for _ in range(3))
         for part in self._parts(positions):
@@ -190,8 +190,8 @@ class PhaseStream:
                 shuffled = permute(part.within.astype(np.uint64), size, key_of(*part.key)).astype(np.int64)
             else:
                 shuffled = self.windows[part.source].samples(part.within, *part.key)
-            sources[part.at], samples[part.at] = part.source, starts[part.source] + shuffled
-            epochs[part.at] = part.epoch
+            sources[part.indexes], samples[part.indexes] = part.source, starts[part.source] + shuffled
+            epochs[part.indexes] = part.epoch
         return GlobalBatchIds(self.phase, sources, samples, epochs)
 
     def positions_in_sources(self, position: int) -> Int64:
@@ -200,15 +200,19 @@ class PhaseStream:
             return np.array([position], np.int64)
         return next_positions(position, quotas(tuple(self.weights)), *self._mixture_key)
 
-    def split_by_epoch(self, source: int, at: Int64, positions: Int64) -> Iterator[EpochPart]:
-        """Split positions, ascending, of a source's stream; `at` are their indexes in the array that they are from."""
+    def split_by_epoch(self, source: int, indexes: Int64, positions: Int64) -> Iterator[EpochPart]:
+        """Split positions of a source's stream, which are ascending, by epoch.
+
+        Args:
+            indexes: the indexes of the positions in the array that they come from.
+        """
         epochs, within = np.divmod(positions, self.sizes[source])
-        turns = np.flatnonzero(np.diff(epochs)) + 1
-        for start, stop in itertools.pairwise([0, *turns.tolist(), len(positions)]):
+        epoch_starts = np.flatnonzero(np.diff(epochs)) + 1
+        for start, stop in itertools.pairwise([0, *epoch_starts.tolist(), len(positions)]):
             if start < stop:
                 epoch = int(epochs[start])
                 key = self.epoch_key(source, epoch)
-                yield EpochPart(source, epoch, at[start:stop], within[start:stop], key)
+                yield EpochPart(source, epoch, indexes[start:stop], within[start:stop], key)
 
     def epoch_key(self, source: int, epoch: int) -> tuple[int | str, ...]:
         """The key of the order of an epoch of a source."""
@@ -222,13 +226,13 @@ class PhaseStream:
 
     def _parts(self, positions: Int64) -> Iterator[EpochPart]:
         assert len(self.sizes) == (1 if self.weights is None else len(self.weights)), (self.sizes, self.weights)
-        every = np.arange(len(positions))
+        indexes = np.arange(len(positions))
         if self.weights is None:
-            yield from self.split_by_epoch(0, every, positions)
+            yield from self.split_by_epoch(0, indexes, positions)
             return
-        sources, positions = draw(positions, quotas(tuple(self.weights)), *self._mixture_key)
+        sources, positions = draw_sources(positions, quotas(tuple(self.weights)), *self._mixture_key)
         for source in np.unique(sources).tolist():
-            drawn = every[sources == source]
+            drawn = indexes[sources == source]
             yield from self.split_by_epoch(source, drawn, positions[drawn])
 
 
@@ -263,8 +267,8 @@ def quotas(weights: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(whole)
 
 
-def draw(positions: Int64, quota: tuple[int, ...], *key: int | str) -> tuple[Int64, Int64]:
-    """The source of each position of a mixed stream, and the position in that source's own stream."""
+def draw_sources(positions: Int64, quota: tuple[int, ...], *key: int | str) -> tuple[Int64, Int64]:
+    """The source of each position of a mixed stream, and the position in that source's stream."""
     blocks, within = np.divmod(positions, MIXTURE_BLOCK)
     sources, drawn = np.empty_like(positions), np.empty_like(positions)
     for block in np.unique(blocks).tolist():
@@ -275,7 +279,7 @@ def draw(positions: Int64, quota: tuple[int, ...], *key: int | str) -> tuple[Int
 
 
 def next_positions(position: int, quota: tuple[int, ...], *key: int | str) -> Int64:
-    """int64 (sources,): the position in each source's own stream that is drawn next at a position of the mixed one."""
+    """int64 (sources,): the position in each source's stream that is drawn next at a position of the mixed stream."""
     block, within = divmod(position, MIXTURE_BLOCK)
     sources, _ = _mixed_block(quota, key_of(*key, block))
     return block * np.asarray(quota, np.int64) + np.bincount(sources[:within], minlength=len(quota))
@@ -285,8 +289,8 @@ def next_positions(position: int, quota: tuple[int, ...], *key: int | str) -> In
 def _mixed_block(quota: tuple[int, ...], key: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """For each position of a block its source, and the number of earlier positions in the block with the same source.
 
-    A whole block is computed at once, because each source walks its own stream in order; most steps find their block
-    in the cache.
+    A whole block is computed at once, because each source takes the positions of its stream in order; most steps find
+    their block in the cache.
     """
     slots = permute(np.arange(MIXTURE_BLOCK, dtype=np.uint64), MIXTURE_BLOCK, key)
     sources = np.repeat(np.arange(len(quota)), quota)[slots]

@@ -1,4 +1,4 @@
-"""Steps, phases, batch sizes and each rank's share of a step: arithmetic on the recipe alone. Steps are 0-based."""
+"""Steps, phases, batch sizes and ranks' shares of a step, computed from the recipe alone. Steps are 0-based."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from multihop.pretrain.config import PhaseConfig
 
 
 def total_steps(phases: Sequence[PhaseConfig]) -> int:
-    """Optimizer steps of all phases."""
+    """Number of optimizer steps in all phases."""
     return sum(phase.steps for phase in phases)
 
 
 def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
-    """The phase of step `step`, and the step's number within it; all are 0-based.
+    """The phase of a step, and the step's number within it; all are 0-based.
 
     Raises:
         UserError: the phases have no such step.
@@ -58,7 +58,7 @@ def samples_before(phases: Sequence[PhaseConfig], step: int) -> int:
 
 
 def is_skipped(phases: Sequence[PhaseConfig], step: int) -> bool:
-    """Whether phases[].skip_steps lists step `step`: its samples are consumed without being trained on."""
+    """Whether phases[].skip_steps lists a step, whose samples are then consumed without being trained on."""
     number, _ = locate(phases, step)
     return step in phases[number].skip_steps
 
@@ -68,10 +68,10 @@ def share_of_rank(batch_size: int, rank: int, world_size: int) -> slice:
     return slice(batch_size * rank // world_size, batch_size * (rank + 1) // world_size)
 
 
-def micro_steps(batch_size: int, world_size: int, micro_batch: int) -> int:
+def micro_steps(batch_size: int, world_size: int, micro_batch_size: int) -> int:
     """The number of micro-batches of a step: those of the largest share, the same on every rank."""
     largest_share = math.ceil(batch_size / world_size)
-    return math.ceil(largest_share / micro_batch)
+    return math.ceil(largest_share / micro_batch_size)
 
 
 def samples_in_phase(phase: PhaseConfig, steps: int) -> int:

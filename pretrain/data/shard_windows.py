@@ -1,8 +1,8 @@
 """Shuffling by windows of shards: an epoch reads `data.shuffle_window_shards` shards at a time.
 
 An epoch permutes the shards and cuts their order into windows of that many shards. The samples that begin in the shards
-of a window are permuted among themselves, and windows follow each other: each sample is used once an epoch, in an
-order that is a pure function as without windows, and a step needs the shards of one window, or of two.
+of a window are permuted among themselves, and windows follow each other: each sample is used once per epoch, the order
+is still a pure function, and a step needs the shards of one or two windows.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,16 +22,17 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ShardWindows:
-    """The windows that each epoch of an index is cut into."""
+    """The windows of each epoch of an index."""
 
     first_samples: Int64
-    """int64 (shards + 1,), ascending: the first sample that begins in each shard or a later one; the last is the number
-    of samples."""
+    """int64 (shards + 1,), ascending: the first sample that begins in each shard or later; the last is the number of
+    samples."""
     window_shards: int
-    """Shards in a window."""
+    """Number of shards in a window."""
 
     def samples(self, positions: Int64, *key: int | str) -> Int64:
-        """int64, as `positions`: the samples at positions of the epoch of `key`. O(shards) time and memory."""
+        """int64, of the shape of `positions`: the samples at these positions of the epoch of `key`. Takes O(shards)
+        time and memory."""
         order, starts, bounds = self._epoch(*key)
         windows = np.searchsorted(bounds, positions, side="right") - 1
         shuffled = np.empty_like(positions)
@@ -39,11 +40,11 @@ class ShardWindows:
             in_window, first, size = windows == window, bounds[window], int(bounds[window + 1] - bounds[window])
             within = (positions[in_window] - first).astype(np.uint64)
             shuffled[in_window] = first + permute(within, size, key_of(*key, "window", window)).astype(np.int64)
-        turns = np.searchsorted(starts, shuffled, side="right") - 1
-        return self.first_samples[order[turns]] + shuffled - starts[turns]
+        ranks = np.searchsorted(starts, shuffled, side="right") - 1  # of their shards in the epoch's order
+        return self.first_samples[order[ranks]] + shuffled - starts[ranks]
 
     def shards(self, positions: Int64, *key: int | str) -> tuple[set[int], int]:
-        """The shards of the windows that positions of the epoch of `key` are in, and where the last window ends."""
+        """The shards of the windows that contain positions of the epoch of `key`, and the end of the last window."""
         order, _, bounds = self._epoch(*key)
         windows = np.unique(np.searchsorted(bounds, positions, side="right") - 1).tolist()
         shards = {
@@ -52,8 +53,8 @@ class ShardWindows:
         return shards, int(bounds[windows[-1] + 1])
 
     def _epoch(self, *key: int | str) -> tuple[Int64, Int64, Int64]:
-        """The shards in their order, the first position of each one's samples before they are shuffled, and the bounds
-        of the windows in positions."""
+        """The order of the shards, the position of each one's first sample before the samples are shuffled, and the
+        bounds of the windows as positions."""
         shards = len(self.first_samples) - 1
         order = permute(np.arange(shards, dtype=np.uint64), shards, key_of(*key, "shards")).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(np.diff(self.first_samples)[order])])
@@ -62,34 +63,34 @@ class ShardWindows:
 
 @dataclass(frozen=True)
 class IndexShards:
-    """The shards of its split that an index lies in."""
+    """The shards of a split that contain an index."""
 
     first: int
-    """The shard of the index's first document; the shards of `first_samples` are counted from it."""
+    """Number of the shard with the index's first document; the shards of `first_samples` are counted from it."""
     first_samples: Int64
-    """The same array as in `ShardWindows`."""
+    """See `ShardWindows.first_samples`."""
     last_read: Int64
-    """int64 (shards,): the last shard, counted from `first`, that the samples which begin in each shard read."""
+    """int64 (shards,): the last shard, counted from `first`, that is read by the samples that begin in each shard."""
 
-    def read(self, shards: set[int]) -> set[int]:
-        """The shards of the split that those samples read which begin in `shards` of the index."""
+    def read_by(self, shards: set[int]) -> set[int]:
+        """The shards of the split that are read by the samples that begin in `shards`, counted from `first`."""
         return {self.first + each for shard in shards for each in range(shard, int(self.last_read[shard]) + 1)}
 
 
 def shards_of_index(
     objective: ObjectiveConfig, index: SampleIndex, shard_starts: Sequence[int], seq_len: int
 ) -> IndexShards:
-    """Find where an index lies in shards, by bisection.
+    """Find the shards of an index, by bisection.
 
     Args:
-        index: its samples are in the order of their first documents.
+        index: an index whose samples are in the order of their first documents.
         shard_starts: the first document of each shard of the split; the last is the number of documents.
     """
-    rules = objective_of(objective)
+    module = objective_of(objective)
 
     def first_document(sample: int) -> int:
-        row = rules.sample_rows(index.rows, np.array([sample]), seq_len)[0]
-        return int(row[rules.DOCUMENT_COLUMNS[0]]) + index.first_document
+        row = module.sample_rows(index.rows, np.array([sample]), seq_len)[0]
+        return int(row[module.DOCUMENT_COLUMNS[0]]) + index.first_document
 
     def shard_of(document: int) -> int:
         return bisect_right(shard_starts, document) - 1

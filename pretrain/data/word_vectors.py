@@ -1,7 +1,7 @@
-"""Vectors of tokens from their co-occurrences: first values of the token embeddings (`model.word_init`).
+"""Token vectors from co-occurrences: initial values of the token embeddings (`model.word_init`).
 
-By gradient descent on a few million tokens, rare tokens get embeddings that are mostly noise: each of their
-occurrences moves them by about the learning rate. Their counts are exact, and cheap.
+Gradient descent on a few million tokens gives rare tokens embeddings that are mostly noise: each occurrence moves them
+by about the learning rate. Their co-occurrence counts are exact, and cheap. The steps are:
 
 count which tokens are within 8 tokens of each other in a document
 positive pointwise mutual information of each pair        Levy and Goldberg 2014, section 3.2
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 8
 _TOKENS = 16 * 2**20
-"""About as many tokens are counted, in documents spread evenly over a larger text."""
+"""Maximum number of tokens that are counted, about; of a larger text, evenly spaced documents are."""
 _TOKENS_PER_PART = 2**20
 
 
@@ -34,7 +34,7 @@ def build_word_vectors(folder: Path, data: TokenDataset, model: ModelConfig, ful
     """Write the vectors that a run needs into `folder`; keep an intact file.
 
     Args:
-        full: Hash a file that exists in any case, as `ensure_array` does.
+        full: Hash an existing file in any case, as `ensure_array` does.
     """
     if model.needs_word_vectors:
         vocab_size = data.manifest.tokenizer.vocab_size
@@ -43,7 +43,7 @@ def build_word_vectors(folder: Path, data: TokenDataset, model: ModelConfig, ful
 
 
 def open_word_vectors(folder: Path, fingerprint: str, width: int) -> NDArray[np.float32]:
-    """float32 (V, width): what `word_vectors` returned for the data with this fingerprint, memory-mapped.
+    """float32 (V, width): the result of `word_vectors` for the data with this fingerprint, memory-mapped.
 
     Raises:
         UserError: They are missing or damaged.
@@ -52,9 +52,9 @@ def open_word_vectors(folder: Path, fingerprint: str, width: int) -> NDArray[np.
 
 
 def word_vectors(documents: Documents, vocab_size: int, width: int) -> NDArray[np.float32]:
-    """float32 (V, width), each row of length 1; 0 for tokens that do not occur, special tokens among them.
+    """float32 (V, width): rows of length 1, or 0 for tokens that do not occur, such as special tokens.
 
-    With fewer tokens than `width` the last columns are 0.
+    If the vocabulary has at most `width` tokens, the last columns are 0.
     """
     from scipy.sparse.linalg import eigsh
 
@@ -63,7 +63,7 @@ def word_vectors(documents: Documents, vocab_size: int, width: int) -> NDArray[n
     if rank > 0:
         # Lanczos' first vector is fixed: the same text gives the same vectors.
         first = np.random.default_rng(0).standard_normal(vocab_size)
-        values, eigenvectors = eigsh(_information(_cooccurrences(documents, vocab_size)), k=rank, which="LM", v0=first)
+        values, eigenvectors = eigsh(_ppmi(_cooccurrences(documents, vocab_size)), k=rank, which="LM", v0=first)
         vectors[:, :rank] = eigenvectors * np.sqrt(np.abs(values))
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     known = lengths > 1e-6
@@ -80,27 +80,27 @@ def _cooccurrences(documents: Documents, vocab_size: int) -> "csr_array":
         for distance in range(1, _WINDOW + 1):
             together = owners[distance:] == owners[:-distance]
             pairs.append((tokens[:-distance][together], tokens[distance:][together]))
-        one, other = (np.concatenate(each) for each in zip(*pairs, strict=True))
-        counts = counts + coo_array((np.ones(len(one)), (one, other)), shape=counts.shape).tocsr()
+        left, right = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        counts = counts + coo_array((np.ones(len(left)), (left, right)), shape=counts.shape).tocsr()
     return counts + counts.T
 
 
 def _parts(documents: Documents) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """(tokens, their documents): int64 (n,) each, of about a million tokens."""
-    every = max(1, round(int(documents.lengths.sum()) / _TOKENS))
-    counted = np.arange(0, len(documents), every)
+    """Yield (tokens, their documents), int64 (n,) each, for about a million tokens at a time."""
+    stride = max(1, round(int(documents.lengths.sum()) / _TOKENS))
+    counted = np.arange(0, len(documents), stride)
     lengths = documents.lengths[counted]
     for part in np.split(counted, np.flatnonzero(np.diff(np.cumsum(lengths) // _TOKENS_PER_PART)) + 1):
         tokens = np.concatenate([documents.tokens(i) for i in part.tolist()])
         yield tokens.astype(np.int64), np.repeat(part, documents.lengths[part])
 
 
-def _information(counts: "csr_array") -> "csr_array":
-    """max(0, log(P(a, b) / (P(a) P(b)))) where a and b occur together, else 0."""
+def _ppmi(counts: "csr_array") -> "csr_array":
+    """Positive pointwise mutual information: max(0, log(P(a, b) / (P(a) P(b)))), or 0 where a and b never co-occur."""
     pairs = counts.tocoo()
-    of_token = counts.sum(axis=1)
-    information = np.log(pairs.data * pairs.data.sum() / (of_token[pairs.row] * of_token[pairs.col]))
-    pairs.data = np.maximum(information, 0.0)
+    totals = counts.sum(axis=1)
+    pmi = np.log(pairs.data * pairs.data.sum() / (totals[pairs.row] * totals[pairs.col]))
+    pairs.data = np.maximum(pmi, 0.0)
     return pairs.tocsr()
 
 

@@ -27,8 +27,8 @@ def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> 
 
     Args:
         kind: "full" saves only each layer's input (Chen et al. 2016). "selective" also saves the outputs of matrix
-            products and attention, and recomputes what is cheap to compute and large to save (Korthikanti et al. 2022,
-            section 5).
+            products and attention, and recomputes the rest, which is cheap to compute and large to save (Korthikanti et
+            al. 2022, section 5).
     """
     checkpointed: Any = partial(checkpoint, use_reentrant=False)
     if kind == "selective":

@@ -1,4 +1,4 @@
-"""A model's last hidden states and its attention's queries and keys, seen from outside while it runs."""
+"""Captures a model's last hidden states, and the queries and keys of its attention, from outside while it runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,60 +12,61 @@ from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import SelfAttention, select_tokens
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 
-SeeStates = Callable[[Tensor], None]
-"""Takes the last hidden states (N, H) of all tokens of a micro-batch; of pairs those of the targets."""
-SeeAttention = Callable[[Tensor, Tensor, Tensor | None, Sequences, bool], None]
-"""Takes an attention's queries and keys, (N, heads, width) each, what relative positions add to their products, (N,
-heads, C) or None, their sequences, and whether it is causal."""
+OnStates = Callable[[Tensor], None]
+"""Takes the last hidden states (N, H) of all tokens of a micro-batch; for an encoder-decoder, of its targets."""
+OnAttention = Callable[[Tensor, Tensor, Tensor | None, Sequences, bool], None]
+"""Takes the queries and keys of an attention module, (N, heads, width) each, the terms of relative positions, (N,
+heads, C) or None, the sequences, and whether attention is causal."""
 
 
 @contextmanager
-def capture_activations(model: Model, see_states: SeeStates, see_attention: SeeAttention) -> Iterator[None]:
-    """Until the context ends, `model` shows each forward pass what it computes, once a layer is applied and at its end.
+def capture_activations(model: Model, on_states: OnStates, on_attention: OnAttention) -> Iterator[None]:
+    """Within the context, call `on_attention` for each attention of a forward pass, and `on_states` at its end.
 
-    The states are those of all tokens, also where the model's `forward` asks for those of some only. Weights are never
-    read here: under ZeRO-3 they exist only while their module runs. Compiled layers run uncompiled meanwhile, because
-    what is compiled calls no hooks that come later.
+    The states are those of all tokens, even if the model's `forward` needs only some. Weights are never read here:
+    under ZeRO-3 they exist only while their module runs. Compiled layers run uncompiled within the context, because
+    compiled code does not call hooks that are registered later.
     """
     hooks = [
         hook
         for module in model.modules()
         if isinstance(module, SelfAttention)
-        for hook in _watch(module, see_attention)
+        for hook in _hook_attention(module, on_attention)
     ]
-    changed: Any = model
+    patched: Any = model
     if isinstance(model, EncoderDecoder):
-        changed.teacher_forced = _showing(model.teacher_forced, see_states)
+        patched.decode_targets = _with_callback(model.decode_targets, on_states)
     else:
-        changed.encode = _showing(model.encode, see_states)
+        patched.encode = _with_callback(model.encode, on_states)
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for name in ("encode", "teacher_forced"):
+        for name in ("encode", "decode_targets"):
             vars(model).pop(name, None)
         for hook in hooks:
             hook.remove()
 
 
-def _showing(encode: Callable[..., Tensor], see_states: SeeStates) -> Callable[..., Tensor]:
+def _with_callback(encode: Callable[..., Tensor], on_states: OnStates) -> Callable[..., Tensor]:
     def encode_all(*inputs: Any, token_indices: Tensor | None = None, **others: Any) -> Tensor:
         states = encode(*inputs, **others)
-        see_states(states)
+        on_states(states)
         return select_tokens(states, token_indices)
 
     return encode_all
 
 
-def _watch(attention: SelfAttention, see: SeeAttention) -> list[torch.utils.hooks.RemovableHandle]:
+def _hook_attention(attention: SelfAttention, on_attention: OnAttention) -> list[torch.utils.hooks.RemovableHandle]:
     projected: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda _, __, output: projected.__setitem__(name, output.view(len(output), attention.heads, -1))
 
-    def show(_: nn.Module, given: tuple[Any, ...], __: Tensor) -> None:
-        see(projected.pop("query"), projected.pop("key"), projected.pop("distance", None), given[1], attention.causal)
+    def report(_: nn.Module, inputs: tuple[Any, ...], __: Tensor) -> None:
+        query, key, relative = projected.pop("query"), projected.pop("key"), projected.pop("distance", None)
+        on_attention(query, key, relative, inputs[1], attention.causal)
 
     parts = {"query": attention.query, "key": attention.key, "distance": attention.distance}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items() if part is not None]
-    return [*hooks, attention.register_forward_hook(show)]
+    return [*hooks, attention.register_forward_hook(report)]

@@ -1,4 +1,4 @@
-"""ds_config.json: the recipe's values replace "auto" and fill in missing keys; a contradiction is refused."""
+"""ds_config.json: the recipe's values replace "auto" and missing keys, and contradictions are refused."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_user_text
 from multihop.pretrain.config import TrainingConfig
 
-# Keys of DeepSpeed that are set elsewhere in a multihop run.
+# DeepSpeed's keys that are set elsewhere in a multihop run, and where.
 _REFUSED = {
     "optimizer": "the recipe's optimizer section sets it",
     "scheduler": "the recipe's phases set it",
@@ -25,7 +25,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """The values that a key accepts."""
 
     description: str
@@ -36,20 +36,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def _is_whole(value: Any) -> bool:
-    return _is_number(value) and float(value).is_integer()  # 5e8 is whole
+def _is_integer(value: Any) -> bool:
+    return _is_number(value) and float(value).is_integer()  # 5e8 is an integer
 
 
-_FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-_NUMBER = Kind("a number, 0 or more", _is_number)
-_SIZE = Kind("a whole number, 0 or more", _is_whole)
-_POWER = Kind("a whole number from 0 to 126", lambda value: _is_whole(value) and value <= 126)
-_COUNT = Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
-_EVEN = Kind("an even number above 0", lambda value: _is_whole(value) and value > 0 and value % 2 == 0)
-_DEVICE = Kind('"none", "cpu" or "nvme"', lambda value: value in ("none", "cpu", "nvme"))
+_FLAG = ValueType("true or false", lambda value: isinstance(value, bool))
+_NUMBER = ValueType("a number, 0 or more", _is_number)
+_SIZE = ValueType("a whole number, 0 or more", _is_integer)
+_POWER = ValueType("a whole number from 0 to 126", lambda value: _is_integer(value) and value <= 126)
+_COUNT = ValueType("a whole number above 0", lambda value: _is_integer(value) and value > 0)
+_EVEN = ValueType("an even number above 0", lambda value: _is_integer(value) and value > 0 and value % 2 == 0)
+_DEVICE = ValueType('"none", "cpu" or "nvme"', lambda value: value in ("none", "cpu", "nvme"))
 _ALWAYS = (0, 1, 2, 3)
 
-KEYS: dict[str, tuple[Kind, tuple[int, ...]]] = {
+KEYS: dict[str, tuple[ValueType, tuple[int, ...]]] = {
     "train_micro_batch_size_per_gpu": (_COUNT, _ALWAYS),
     "gradient_clipping": (_NUMBER, _ALWAYS),
     "managed_gradient_accumulation": (_FLAG, _ALWAYS),
@@ -89,11 +89,11 @@ KEYS: dict[str, tuple[Kind, tuple[int, ...]]] = {
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": (_FLAG, _ALWAYS),
     "zero_optimization.stage3_allgather_sequential": (_FLAG, _ALWAYS),
 }
-"""All keys that are passed on, with the ZeRO stages in which each has an effect. A key whose section or name shows
-when it applies is allowed in all stages, because it may stay in the file when the recipe chooses another setting.
-Left out are keys that write files or send data elsewhere (monitors, profilers, NVMe), that name classes or code,
-that change the computation by more than rounding (zero_optimization.stage3_module_granularity_threshold loses the
-gradients of a model that it treats as one module), or that DeepSpeed reads and does not use
+"""The keys that are passed on, with the ZeRO stages in which each has an effect. A key whose section or name shows when
+it applies is allowed in all stages, because it may stay in the file when the recipe chooses another setting. Not
+allowed are keys that write files or send data elsewhere (monitors, profilers, NVMe), that name classes or code, that
+change the computation by more than rounding (zero_optimization.stage3_module_granularity_threshold loses the gradients
+of a model that it treats as one module), or that DeepSpeed reads and does not use
 (zero_optimization.allgather_partitions; bf16.immediate_grad_update in the optimizers that are used here)."""
 _UNSET = (None, "auto")
 
@@ -107,7 +107,7 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
     name = f"engine.deepspeed={path}"
     try:
         content = json.loads(
-            read_user_text(path, name, "a DeepSpeed configuration"), object_pairs_hook=_without_doubles
+            read_user_text(path, name, "a DeepSpeed configuration"), object_pairs_hook=_reject_duplicate_keys
         )
     except (ValueError, RecursionError) as error:
         if str(error).startswith(name):
@@ -120,12 +120,12 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
 
 
 def fill_deepspeed_config(
-    content: dict[str, Any], config: TrainingConfig, micro_batch: int | Literal["auto"]
+    content: dict[str, Any], config: TrainingConfig, micro_batch_size: int | Literal["auto"]
 ) -> dict[str, Any]:
     """`content` with the recipe's values instead of "auto" and of missing keys.
 
     Args:
-        micro_batch: Samples per micro-batch; "auto" while that is not known.
+        micro_batch_size: Samples per micro-batch; "auto" if it is not known yet.
 
     Raises:
         UserError: A key contradicts the recipe, must not be set, or is unknown.
@@ -136,8 +136,8 @@ def fill_deepspeed_config(
             raise UserError(f"ds_config: {path}={json.dumps(value)} cannot be set here: {reason}; remove it")
     _check_known(content, config.engine.zero_stage)
     offload = config.engine.offload
-    decided = {
-        "train_micro_batch_size_per_gpu": micro_batch,
+    required = {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_clipping": config.optimizer.max_grad_norm,
         "zero_optimization.stage": config.engine.zero_stage,
         "zero_optimization.offload_optimizer.device": "none" if offload == "none" else "cpu",
@@ -148,20 +148,20 @@ def fill_deepspeed_config(
         "zero_allow_untested_optimizer": True,
         # DeepSpeed's own CPU Adam recomputes its beta powers after loading and so is not bit-exact across a resume.
         "zero_force_ds_cpu_optimizer": False,
-        # `owned_slices` expects one owner for each part of a weight, in the model's order.
+        # `owned_slices` expects one owner per part of a weight, in the model's order.
         "zero_optimization.round_robin_gradients": False,
         "zero_optimization.zero_hpz_partition_size": 1,
-        # Narrow gradients of many micro-batches are added up in fp32.
+        # Half-precision gradients are accumulated over micro-batches in fp32.
         "data_types.grad_accum_dtype": None if config.engine.precision == "fp32" else "fp32",
         # A non-finite gradient must never reach the weights.
         "bf16.check_grad_overflow": True,
-        # DeepSpeed's throughput timer waits for the device twice a step.
+        # DeepSpeed's throughput timer waits for the device twice per step.
         "timers.throughput.enabled": False,
     }
     filled = _without_unset(content)
     for path in _REFUSED:
         filled.pop(path, None)
-    for path, value in decided.items():
+    for path, value in required.items():
         present = _get(content, path)
         if present not in (None, "auto", value):
             raise UserError(
@@ -182,7 +182,7 @@ def fill_deepspeed_config(
 def _check_known(content: dict[str, Any], zero_stage: int, section: str = "") -> None:
     """Refuse keys that are unknown or have no effect, and values of the wrong kind.
 
-    Messages show only numbers and booleans: any other value may be a secret.
+    Messages contain no values but numbers and booleans: others may be secrets.
     """
     paths = (path.removeprefix(section) for path in KEYS if path.startswith(section))
     known = dict.fromkeys(path.partition(".")[0] for path in paths)
@@ -200,9 +200,9 @@ def _check_known(content: dict[str, Any], zero_stage: int, section: str = "") ->
                 raise UserError(f"ds_config: {path} must be an object; write {{}} or leave it out")
             _check_known(value, zero_stage, f"{path}.")
         elif value not in _UNSET:
-            kind, stages = KEYS[path]
-            if not kind.accepts(value):
-                raise UserError(f'ds_config: {path} must be {kind.description}, or "auto"; correct it')
+            value_type, stages = KEYS[path]
+            if not value_type.accepts(value):
+                raise UserError(f'ds_config: {path} must be {value_type.description}, or "auto"; correct it')
             if value and zero_stage not in stages:
                 raise UserError(
                     f"ds_config: {path}={json.dumps(value)} has no effect with engine.zero_stage={zero_stage}; remove "
@@ -219,7 +219,7 @@ def _without_unset(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]

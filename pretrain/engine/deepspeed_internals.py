@@ -1,8 +1,7 @@
-"""What depends on DeepSpeed's internals: the only file that imports it, patches it or reads its private parts.
+"""Everything that depends on DeepSpeed's internals: the only file that imports, patches or reads private parts of it.
 
-`TESTED_VERSIONS` are the versions that were tested. Another version is used with a warning, as long as it has the
-attributes that are patched or read here (`_ZERO_ATTRIBUTES`): a patch of a method that no longer exists would do
-nothing, without an error.
+Versions that are not in `TESTED_VERSIONS` are used with a warning, if they have the attributes that are patched or read
+here (`_ZERO_ATTRIBUTES`): patching a method that no longer exists would silently do nothing.
 """
 
 import logging
@@ -41,7 +40,7 @@ _STAGE_1_ATTRIBUTES = (
     "grad_start_offset",
     "grad_partition_insertion_offset",
     "partition_size",
-    # owned_slices, spread_weights
+    # owned_slices, update_model_weights
     "bit16_groups",
     "single_partition_of_fp32_groups",
     "update_lp_params",
@@ -55,7 +54,7 @@ _ZERO_ATTRIBUTES: dict[int, tuple[str, ...]] = {
         "_get_norm_groups",
         # hide_gathers
         "parameter_offload",
-        # owned_slices, spread_weights
+        # owned_slices, update_model_weights
         "grad_position",
         "get_param_id",
         "_get_param_partition_rank",
@@ -66,25 +65,25 @@ _ZERO_ATTRIBUTES: dict[int, tuple[str, ...]] = {
     ),
 }
 """Attributes of DeepSpeed's ZeRO optimizer that are patched or read here, by stage."""
-_NARROW_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _REDUCE_BUCKET = 500_000_000
-"""Elements: DeepSpeed's default."""
+"""Number of elements: DeepSpeed's default."""
 
 log = logging.getLogger("multihop")
 
 
 def import_deepspeed() -> None:
-    """Import what `initialize` imports: DeepSpeed takes seconds."""
+    """Import DeepSpeed before `initialize` does, because it takes seconds."""
     import deepspeed.runtime.zero.partition_parameters  # noqa: F401
 
 
 def initialize(
-    config: TrainingConfig, model: Model, ranks: Ranks, micro_batch: int, param_init: ParamInit | None
+    config: TrainingConfig, model: Model, ranks: Ranks, micro_batch_size: int, param_init: ParamInit | None
 ) -> tuple[Any, Any]:
-    """Initialise DeepSpeed with `model`, and patch it.
+    """Initialize DeepSpeed with `model`, and patch it.
 
     Args:
-        model, micro_batch, param_init: as for `multihop.pretrain.engine.engine.Engine`.
+        model, micro_batch_size, param_init: as for `multihop.pretrain.engine.engine.Engine`.
 
     Returns:
         DeepSpeed's engine, and its ZeRO optimizer, or None in stage 0.
@@ -98,22 +97,22 @@ def initialize(
     stage = config.engine.zero_stage
     # DeepSpeed calls deprecated functions of torch.distributed: a warning for each collective.
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
-    # DeepSpeed's shared-memory all-reduce is compiled at the first start, which takes a minute, and a start killed
-    # meanwhile leaves a lock on which every later one hangs. gloo does the same work.
+    # DeepSpeed compiles its shared-memory all-reduce in the first launch, which takes a minute; if that is killed, it
+    # leaves a lock on which every later launch hangs. gloo does the same work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if config.engine.precision == "fp16" and not torch.cuda.is_available():
-        # DeepSpeed requires a processor with fp16 instructions. Without them torch is slower, and as correct.
+        # DeepSpeed requires a processor with fp16 instructions. Without them torch is slower, but correct.
         deepspeed.get_accelerator().is_fp16_supported = lambda: True
     assert isinstance(config.engine.deepspeed, dict)
-    filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch)
+    filled = fill_deepspeed_config(config.engine.deepspeed, config, micro_batch_size)
     if stage == 0:
         filled["gradient_clipping"] = 0.0  # Engine._guard_stage_0 clips
-    # DeepSpeed allocates a buffer of this size in each backward, however small the model is.
+    # DeepSpeed allocates a buffer of this size in each backward pass, even for a small model.
     elements = sum(math.prod(whole_shape(parameter)) for parameter in model.parameters())
     filled["zero_optimization"].setdefault("reduce_bucket_size", min(_REDUCE_BUCKET, elements))
-    # A separate buffer for each bucket saves nothing but traffic between ranks.
+    # A separate buffer per bucket saves only traffic between ranks.
     filled["zero_optimization"].setdefault("contiguous_gradients", ranks.world_size > 1)
-    if model.recurrent:  # all ranks must gather alike, and a layer would gather its weights once a time step
+    if model.recurrent:  # all ranks must gather equally often, and a layer would gather once per time step
         for layer in model.layers:
             deepspeed.utils.set_z3_leaf_module(layer, True)
     if next(model.parameters()).is_meta:
@@ -149,11 +148,11 @@ def initialize(
 def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, world_size: int) -> list[Slice]:
     """The slices of `module`'s parameters that `rank` owns; over all ranks they cover each parameter exactly once.
 
-    LAMB and the checkpoints, which need single parameters under ZeRO, both use this map.
+    LAMB and the checkpoints, which need individual parameters under ZeRO, both use this mapping.
 
     Args:
-        zero: DeepSpeed's ZeRO optimizer after initialisation; None in stage 0, where nothing is partitioned and every
-            rank is given an equal part of what all of them hold.
+        zero: DeepSpeed's ZeRO optimizer after initialization; None in stage 0, where every rank holds all parameters
+            and is assigned an equal part of them.
     """
     if stage == 0:
         return list(_even_slices(module, rank, world_size))
@@ -161,7 +160,7 @@ def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, wor
 
 
 def held_slices(module: nn.Module, owned: list[Slice], stage: int) -> list[Slice]:
-    """The slices whose weights and moments this rank needs to resume: what it owns, and in stage 0 everything."""
+    """The slices whose weights and moments this rank needs to resume: those it owns, or in stage 0 all."""
     return owned if stage > 0 else list(_even_slices(module, 0, 1))
 
 
@@ -182,8 +181,8 @@ def updated_together(
     return [([flat], own) for flat, own in zip(zero.fp32_partitioned_groups_flat, names, strict=True)]
 
 
-def spread_weights(zero: Any | None, stage: int) -> None:
-    """Copy the fp32 slices of all ranks into the weights that the model computes with. A collective call."""
+def update_model_weights(zero: Any | None, stage: int) -> None:
+    """Update the weights that the model computes with from the fp32 slices of all ranks. A collective call."""
     if zero is None:
         return
     if stage < 3:
@@ -198,7 +197,7 @@ def spread_weights(zero: Any | None, stage: int) -> None:
 def drop_gradients(zero: Any, stage: int) -> None:
     """Drop the gradients of a step that was not applied.
 
-    With an offloaded optimizer DeepSpeed keeps them in stages 1 and 2, NaN included, and would accumulate into them.
+    In stages 1 and 2 with an offloaded optimizer, DeepSpeed keeps them, including NaN, and would accumulate into them.
     """
     if stage < 3:
         zero.averaged_gradients.clear()
@@ -228,8 +227,10 @@ def _check_attributes(owner: object, names: Iterable[str]) -> None:
 
 @contextmanager
 def _one_optimizer_for_stages_1_and_2(stage: int) -> Iterator[None]:
-    """Keep DeepSpeed's ZeRO optimizer in stage 1 of bf16 with fp32 gradients, which it can do: DeepSpeed would take
-    another one, whose gradients and slices lie elsewhere."""
+    """Make DeepSpeed use its usual ZeRO optimizer also in stage 1 with bf16 and fp32 gradients, which it supports.
+
+    DeepSpeed would choose another one, which stores gradients and slices elsewhere.
+    """
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
 
@@ -246,14 +247,14 @@ def _one_optimizer_for_stages_1_and_2(stage: int) -> Iterator[None]:
 def _init_and_partition(
     model: Model, deepspeed_config: dict[str, Any], ranks: Ranks, param_init: ParamInit | None
 ) -> None:
-    """Module by module: allocate it, set its weights on rank 0, broadcast them, and keep this rank's partition."""
+    """For each module, allocate memory, set its weights on rank 0, broadcast them, and keep this rank's partition."""
     from deepspeed.runtime.zero.partition_parameters import Init
 
     dtype = next(
-        (narrow for key, narrow in _NARROW_DTYPES.items() if deepspeed_config.get(key, {}).get("enabled")),
+        (half for key, half in _HALF_DTYPES.items() if deepspeed_config.get(key, {}).get("enabled")),
         torch.float32,
     )
-    # Children before parents: Init leaves alone what is partitioned already.
+    # Children before parents: Init skips parameters that are partitioned already.
     for path, module in reversed(list(model.named_modules())):
         module.to_empty(device="cpu", recurse=False)
         for name, parameter in module.named_parameters(recurse=False):
@@ -264,12 +265,12 @@ def _init_and_partition(
 
 
 def _read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], None]) -> None:
-    """Make DeepSpeed's ZeRO optimizer copy the gradient's norm to the host once a step, and read nothing else.
+    """Make DeepSpeed's ZeRO optimizer copy the gradient's norm to the host once per step, and read nothing else.
 
-    DeepSpeed checks the gradient for a NaN or an infinity tensor by tensor, then checks its norm, and checks the norm
-    again wherever it clips. Each check makes the host wait for the device. Whatever is non-finite shows in the norm, so
-    the norm is computed on the device without a check and copied to the host, where DeepSpeed's own checks of it cost
-    nothing. With an offloaded optimizer DeepSpeed's own norm, which reads once a parameter, stays.
+    DeepSpeed checks each gradient tensor for NaN and infinity, then their norm, and the norm again wherever it clips.
+    Each check makes the host wait for the device. Any non-finite element makes the norm non-finite, so the norm is
+    computed on the device without a check and copied to the host, where DeepSpeed's checks of it cost nothing. With an
+    offloaded optimizer, DeepSpeed's computation of the norm is unchanged, which reads once per parameter.
     """
 
     def group_norm(gradients: Iterable[Tensor], parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
@@ -277,8 +278,8 @@ def _read_norm_once(zero: Any, stage: int, all_reduce_sum_: Callable[[Tensor], N
         assert norm_type == 2.0
         real = (gradient.detach() for gradient in gradients if not getattr(gradient, "_zero_padding", False))
         each = [gradient for gradient, _ in zip(real, parameters, strict=False)]
-        none = torch.zeros((), dtype=torch.float64, device=zero.device)
-        square = squared_norms(each).sum() if each else none
+        zero_norm = torch.zeros((), dtype=torch.float64, device=zero.device)
+        square = squared_norms(each).sum() if each else zero_norm
         all_reduce_sum_(square)
         return square.sqrt()
 
@@ -297,32 +298,31 @@ def _do_nothing(*_: object, **__: object) -> None:
 
 
 def _reduce_in_few_kernels(zero: Any) -> None:
-    """Make DeepSpeed's ZeRO optimizer of stage 1 or 2 add up a bucket of gradients, in fp32, with few kernels.
+    """Make DeepSpeed's ZeRO optimizer of stage 1 or 2 accumulate a bucket of gradients, in fp32, with few kernels.
 
-    DeepSpeed takes the sums out of a bucket with three kernels for each parameter, one of which only serves its own
-    readers of gradients. Here they are converted all at once, and added by kernels for many tensors. This is done only
-    where buckets are not contiguous and the reduction does not overlap the backward pass: elsewhere DeepSpeed's own
-    methods stay.
+    DeepSpeed copies the sums out of a bucket with three kernels per parameter, one of which only serves its functions
+    that read gradients. Here the bucket is converted at once, and added by multi-tensor kernels. This applies only
+    where buckets are not contiguous and the reduction does not overlap the backward pass.
     """
     original = zero._allreduce_noncontiguous_bucket_preserving_fp32
 
     def reduce(gradients: Sequence[Tensor], params: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> None:
-        """params: (group, number in the group, id) of each gradient's parameter."""
+        """`params` has (group, number in the group, id) of each gradient's parameter."""
         if zero.overlap_comm:
             original(gradients, params, dtype)
             return
         summed = zero.unflatten(zero.allreduce_bucket(gradients, dtype).float(), gradients)
-        kept, parts = [], []
+        totals, parts = [], []
         for gradient, (group, _, number) in zip(summed, params, strict=True):
             rank = torch.distributed.get_rank(zero.real_dp_process_group[group])
             start = zero.grad_start_offset[group][rank].get(number)
-            if start is not None:  # else nothing of it belongs to this rank
+            if start is not None:  # else no part of it belongs to this rank
                 at = int(zero.grad_partition_insertion_offset[group][rank][number])
                 elements = min(gradient.numel() - int(start), int(zero.partition_size[group]) - at)
-                kept.append(zero._get_compact_grad_partition_slice(group, rank, number, elements))
+                totals.append(zero._get_compact_grad_partition_slice(group, rank, number, elements))
                 parts.append(gradient.view(-1).narrow(0, int(start), elements))
-        if kept:
-            torch._foreach_add_(kept, parts)
+        if totals:
+            torch._foreach_add_(totals, parts)
 
     zero._allreduce_noncontiguous_bucket_preserving_fp32 = reduce
 
@@ -330,8 +330,8 @@ def _reduce_in_few_kernels(zero: Any) -> None:
 def _hide_gathers(zero: Any) -> None:
     """Hide ZeRO stage 3's gathering of weights from selective activation checkpointing.
 
-    Selective checkpointing records a layer's operations, which must be the same when they are recomputed in the
-    backward pass. The gathering differs then: weights that were prefetched or are still present are not gathered again.
+    Selective checkpointing records a layer's operations, which must be the same when the backward pass recomputes them.
+    Gathering would differ: weights that were prefetched or are still present are not gathered again.
     """
     hooks, names = zero.parameter_offload, ("pre_sub_module_forward_function", "post_sub_module_forward_function")
     _check_attributes(hooks, names)
@@ -355,7 +355,7 @@ def _slices_of_stages_1_and_2(module: nn.Module, zero: Any) -> Iterator[Slice]:
     }
     for name, parameter in module.named_parameters():
         _check_attributes(parameter, ["_hp_mapping"])
-        mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # None: no element of it is on this rank
+        mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # None: this rank has no element of it
         if mapping is not None:
             flat, start = mapping.hp_fragment_address, mapping.lp_fragment_address.start
             yield Slice(name, tuple(parameter.shape), start, flat.numel, buffers[id(parameter)], flat.start)
@@ -366,14 +366,16 @@ def _slices_of_stage_3(module: nn.Module, zero: Any) -> Iterator[Slice]:
         sub_group, flat_start, part = zero.grad_position[zero.get_param_id(parameter)]
         shape = whole_shape(parameter)
         start = zero._get_param_partition_rank(parameter) * part
-        numel = min(part, torch.Size(shape).numel() - start)  # the last ranks' parts are padded, or nothing but padding
+        numel = min(part, torch.Size(shape).numel() - start)  # the last ranks' parts are padded or only padding
         if numel > 0:
             yield Slice(name, shape, start, numel, zero.fp32_partitioned_groups_flat[sub_group], flat_start)
 
 
 def _even_slices(module: nn.Module, rank: int, world_size: int) -> Iterator[Slice]:
     for name, parameter in module.named_parameters():
-        part = -(-parameter.numel() // world_size)  # the same on all ranks but the last ones: one row of a checkpoint
+        part = -(
+            -parameter.numel() // world_size
+        )  # the same on all ranks but the last ones: one stripe of a checkpoint's layout
         start = part * rank
         numel = min(part, parameter.numel() - start)
         if numel > 0:

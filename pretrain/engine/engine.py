@@ -1,4 +1,4 @@
-"""Training under DeepSpeed: a model goes in, optimizer steps and named slices of the state come out."""
+"""Training under DeepSpeed: optimizer steps of a model, and its state as named slices."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,16 +15,16 @@ from multihop.pretrain.engine.deepspeed_internals import (
     held_slices,
     initialize,
     owned_slices,
-    spread_weights,
+    update_model_weights,
     updated_together,
 )
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.objectives.batch import Batch
-from multihop.pretrain.optim.norms import clip_grad_norm_
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.muon import Muon, Together
+from multihop.pretrain.optim.norms import clip_grad_norm_
 from multihop.pretrain.optim.optimizers import is_orthogonalized, moments_of
 from multihop.pretrain.optim.slices import whole_shape
 
@@ -42,7 +42,7 @@ class StepResult:
 
 
 def read_scalars(tensors: dict[str, Tensor]) -> dict[str, float]:
-    """The values of () tensors of one type and device, in one copy to the host."""
+    """The values of scalar tensors of one dtype and device, in one copy to the host."""
     return dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True)) if tensors else {}
 
 
@@ -54,23 +54,23 @@ class Engine:
         config: TrainingConfig,
         model: Model,
         ranks: Ranks,
-        micro_batch: int,
+        micro_batch_size: int,
         param_init: ParamInit | None = None,
     ) -> None:
-        """Initialise DeepSpeed with `model`.
+        """Initialize DeepSpeed with `model`.
 
         Args:
-            model: with its weights, the same on every rank; or on the meta device, in which case its memory is
+            model: a model with weights, the same on every rank; or on the meta device, in which case its memory is
                 allocated here: under ZeRO-3 module by module, so that no rank ever holds the whole model.
-            micro_batch: the largest number of samples in a micro-batch.
-            param_init: sets the weights of a model on the meta device; None leaves them to `restore`.
+            micro_batch_size: the maximum number of samples in a micro-batch.
+            param_init: sets the weights of a model on the meta device; None leaves that to `restore`.
         """
         self.ranks, self._stage = ranks, config.engine.zero_stage
         _transform(model, config.engine)
-        self._deepspeed, self._zero = initialize(config, model, ranks, micro_batch, param_init)
+        self._deepspeed, self._zero = initialize(config, model, ranks, micro_batch_size, param_init)
         outer: Any = self._deepspeed.optimizer
         self._optimizer: torch.optim.Optimizer = outer if self._zero is None else outer.optimizer
-        self._last_of_stage_0 = StepResult(math.nan, True)
+        self._stage_0_result = StepResult(math.nan, True)
         if self._stage == 0:
             self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.max_grad_norm))
         self._scaler: Any = outer.loss_scaler if config.engine.precision == "fp16" else None
@@ -86,7 +86,7 @@ class Engine:
         if isinstance(self._optimizer, Muon):
             self._bind_muon(self._optimizer)
         if isinstance(self._optimizer, Lamb):
-            all_reduce_sum_ = ranks.all_reduce_sum_ if self._stage > 0 else _keep  # in stage 0 no tensor is split
+            all_reduce_sum_ = ranks.all_reduce_sum_ if self._stage > 0 else _no_reduction  # stage 0 splits no tensor
             self._optimizer.bind(self._held, all_reduce_sum_, list(self.parameters))
 
     @property
@@ -96,16 +96,17 @@ class Engine:
         return module
 
     def forward_backward(self, batch: Batch, global_counts: dict[str, float]) -> dict[str, Tensor]:
-        """Add a micro-batch's gradient; returns the model's sums, float64 () on the device, without waiting for it.
+        """Accumulate a micro-batch's gradient; returns the model's sums, float64 () on the device, without a sync.
 
         The gradient is that of sum_name(sum / global_counts[name]): DeepSpeed's average over the ranks is undone
-        here. A borrowed micro-batch (all counts 0) has weight 0; it runs because every rank must take part.
+        here. A borrowed micro-batch (all counts 0) has weight 0; it runs because every rank must take part in
+        collectives.
         """
-        sums = self._deepspeed(**on_device(batch.inputs, self.ranks.device))
+        sums = self._deepspeed(**to_device(batch.inputs, self.ranks.device))
         loss = sum(sums[name] / global_counts[name] for name in batch.counts)
         is_counted = any(batch.counts.values())
-        # A non-finite loss may have a finite gradient. The weight NaN makes that gradient non-finite too, so that the
-        # one check of the gradient finds both, on every rank, without waiting for the device.
+        # A non-finite loss may have a finite gradient. A weight of NaN makes that gradient non-finite too, so that the
+        # single check of the gradient detects both, on every rank, without waiting for the device.
         weight = torch.where(torch.isfinite(loss.detach()), self.ranks.world_size if is_counted else 0.0, math.nan)
         self._deepspeed.backward(loss * weight, scale_wrt_gas=False)
         return {name: value.detach().double() * is_counted for name, value in sums.items()}
@@ -113,13 +114,13 @@ class Engine:
     def step(self, lr: float) -> StepResult:
         """Reduce and clip the gradient and update the weights, unless the gradient is non-finite on any rank.
 
-        Waits for the device, once, for the gradient's norm.
+        Waits for the device once, for the gradient's norm.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = lr * group.get("lr_ratio", 1.0)
         self._deepspeed.step()
         if self._stage == 0:
-            return self._last_of_stage_0
+            return self._stage_0_result
         applied: bool = self._deepspeed.was_step_applied()
         if not applied:
             drop_gradients(self._zero, self._stage)
@@ -127,12 +128,12 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The model's sums over some batches of this rank, without dropout and without a gradient."""
+        """The sums of the model's outputs over some batches of this rank, without dropout and gradients."""
         self.module.eval()
         totals: dict[str, Tensor] = {}
         zero = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for batch in batches:
-            sums = self.module(**on_device(batch.inputs, self.ranks.device))
+            sums = self.module(**to_device(batch.inputs, self.ranks.device))
             is_counted = bool(any(batch.counts.values()))
             for name, value in sums.items():
                 totals[name] = totals.get(name, zero) + value.double() * is_counted
@@ -140,19 +141,19 @@ class Engine:
         return read_scalars(totals)
 
     def state(self) -> tuple[dict[str, Tensor], int, dict[str, float]]:
-        """What a checkpoint holds: views of the slices that this rank owns as "KIND/NAME@START" -> float32 (numel,),
-        the number of updates so far, and the counters of a dynamic loss scale."""
+        """The state to save in a checkpoint: views of the slices that this rank owns, "KIND/NAME@START" -> float32
+        (numel,); the number of updates so far; the counters of a dynamic loss scale."""
         tensors = {}
         for piece in self.slices:
             state = self._optimizer.state[piece.flat]
-            tensors[f"weight/{piece.name}@{piece.start}"] = piece.of(piece.flat.detach())
+            tensors[f"weight/{piece.name}@{piece.start}"] = piece.view_of(piece.flat.detach())
             for kind in self._moments[piece.name]:
-                tensors[f"{kind}/{piece.name}@{piece.start}"] = piece.of(state[kind])
+                tensors[f"{kind}/{piece.name}@{piece.start}"] = piece.view_of(state[kind])
         updates = int(self._optimizer.state[self.slices[-1].flat]["step"]) if self.slices else 0
         return tensors, updates, self._scaler_state()
 
-    def wanted(self, with_state: bool) -> list[tuple[str, str, int, int]]:
-        """The slices that `restore` takes, as (kind, parameter, start, elements)."""
+    def slices_to_restore(self, with_state: bool) -> list[tuple[str, str, int, int]]:
+        """The slices that `restore` needs, as (kind, parameter, start, elements)."""
         return [
             (kind, piece.name, piece.start, piece.numel)
             for piece in self._held
@@ -164,24 +165,24 @@ class Engine:
         """Set the weights, and unless `updates` is None the optimizer's state, from a checkpoint. A collective call.
 
         Args:
-            values: float32, one for each of `wanted`, in that order.
-            updates: the number of updates behind the moments; None leaves moments and `counters` as they are.
-            counters: from `state`; used only if the loss scale is dynamic now and was then.
+            values: float32, one for each of `slices_to_restore`, in that order.
+            updates: the number of updates of the moments; None leaves moments and `counters` as they are.
+            counters: those of `state`; used only if the loss scale is dynamic and was dynamic when it was saved.
         """
         for piece in self._held:
-            piece.of(piece.flat.detach()).copy_(next(values))
+            piece.view_of(piece.flat.detach()).copy_(next(values))
             if updates is not None:
                 state = self._optimizer.state[piece.flat]
                 state["step"].fill_(float(updates))
                 for kind in self._moments[piece.name]:
-                    piece.of(state[kind]).copy_(next(values))
-        spread_weights(self._zero, self._stage)
+                    piece.view_of(state[kind]).copy_(next(values))
+        update_model_weights(self._zero, self._stage)
         if updates is not None and self._scaler_state().keys() == counters.keys():
             for key, value in counters.items():
                 setattr(self._scaler, key, value if key == "cur_scale" else int(value))
 
     def metrics(self) -> dict[str, float]:
-        """Other numbers for a row of metrics."""
+        """Additional metrics for a row."""
         return {} if self._scaler is None else {"loss_scale": float(self._scaler.cur_scale)}
 
     def destroy(self) -> None:
@@ -189,7 +190,7 @@ class Engine:
         self._deepspeed.destroy()
 
     def _scaler_state(self) -> dict[str, float]:
-        """The counters of a dynamic loss scale; empty for a static one, which is a setting and not state."""
+        """The counters of a dynamic loss scale; empty for a static one, which is not state."""
         is_dynamic = self._scaler is not None and self._scaler.dynamic
         return {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE} if is_dynamic else {}
 
@@ -199,8 +200,8 @@ class Engine:
         rows = [[numbers[piece.name], piece.start, piece.numel] for piece in self._held]
         held = self.ranks.all_gather_rows(torch.tensor(rows, dtype=torch.int64).reshape(-1, 3))
         calls = []
-        for flats, its in updated_together(self.module, self._optimizer, self._zero, self._stage):
-            shapes = {name: self.parameters[name] for name in its if is_orthogonalized(name, self.parameters[name])}
+        for flats, updated in updated_together(self.module, self._optimizer, self._zero, self._stage):
+            shapes = {name: self.parameters[name] for name in updated if is_orthogonalized(name, self.parameters[name])}
             calls.append(Together(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
         optimizer.bind(
             calls,
@@ -212,7 +213,7 @@ class Engine:
         )
 
     def _allocate_state(self, flat: Tensor, moments: tuple[str, ...]) -> None:
-        """As the optimizers do in their first step: it may be a skipped one, and a checkpoint needs the state."""
+        """Allocate state as the optimizers do in their first step, which may be skipped: checkpoints need the state."""
         state = self._optimizer.state[flat]
         if not state:
             fused = isinstance(self._optimizer, torch.optim.AdamW)  # its kernel counts steps on the device
@@ -221,28 +222,31 @@ class Engine:
                 state[kind] = torch.zeros_like(flat, requires_grad=False)
 
     def _guard_stage_0(self, max_grad_norm: float) -> Callable[..., None]:
-        """In stage 0 DeepSpeed neither returns the gradient's norm nor checks it. This hook does, and clips, between
-        DeepSpeed's all-reduce and the update. Without gradients an optimizer changes nothing."""
+        """A hook between DeepSpeed's all-reduce and the update that clips, and checks and stores the gradient's norm.
+
+        In stage 0 DeepSpeed does neither. To skip the update, the hook removes the gradients.
+        """
 
         def guard(*_: object) -> None:
             norm = float(clip_grad_norm_(self.module.parameters(), max_grad_norm))
-            self._last_of_stage_0 = StepResult(norm, math.isfinite(norm))
+            self._stage_0_result = StepResult(norm, math.isfinite(norm))
             if not math.isfinite(norm):
                 self.module.zero_grad(set_to_none=True)
 
         return guard
 
 
-def _keep(tensor: Tensor) -> None:
-    """The sum over ranks of norms that every rank has of whole tensors."""
+def _no_reduction(tensor: Tensor) -> None:
+    """Replaces an all-reduce where every rank has the norms of whole tensors."""
 
 
 def _transform(model: Model, config: EngineConfig) -> None:
     """Apply compilation and activation checkpointing to the layers."""
     if config.compile:
         for layer in model.layers:
-            # Each batch has another number of tokens. `forward` and not the layer is compiled, so that what recomputes
-            # activations calls compiled code; compiled from outside of it nothing would be, because attention is not.
+            # Dynamic, because the number of tokens differs between batches. `forward` is compiled instead of the layer,
+            # so that activation checkpointing calls compiled code: compiled around it, nothing would be, because
+            # attention is not.
             layer.forward = torch.compile(layer.forward, dynamic=True)
     if config.activation_checkpointing != "none":
         checkpoint_activations(model, config.activation_checkpointing)

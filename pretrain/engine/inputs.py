@@ -1,4 +1,4 @@
-"""From an objective's arrays to a model's arguments."""
+"""Converts a batch's arrays to a model's inputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from multihop.pretrain.objectives.batch import ModelInput
 from multihop.pretrain.packed_tokens import PackedTokens
 
 
-def on_device(inputs: Mapping[str, ModelInput], device: torch.device) -> dict[str, Any]:
-    """The keyword arguments of a model's forward: arrays become int64 tensors, and numbers stay numbers."""
-    return {name: _moved(value, device) for name, value in inputs.items()}
+def to_device(inputs: Mapping[str, ModelInput], device: torch.device) -> dict[str, Any]:
+    """The keyword arguments of a model's forward: arrays become int64 tensors on the device, numbers stay numbers."""
+    return {name: _value_to_device(value, device) for name, value in inputs.items()}
 
 
-def packed_on_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -> PackedTokens[Tensor]:
-    """The same tokens as tensors of a device."""
+def packed_to_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -> PackedTokens[Tensor]:
+    """The same tokens as tensors on a device."""
     return PackedTokens(
         _copy(packed.input_ids, device),
         _copy(packed.positions, device),
@@ -27,10 +27,10 @@ def packed_on_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -
     )
 
 
-def _moved(value: ModelInput, device: torch.device) -> PackedTokens[Tensor] | Tensor | float:
+def _value_to_device(value: ModelInput, device: torch.device) -> PackedTokens[Tensor] | Tensor | float:
     match value:
         case PackedTokens():
-            return packed_on_device(value, device)
+            return packed_to_device(value, device)
         case int() | float():
             return value
     return _copy(value, device)

@@ -1,4 +1,4 @@
-"""The processes of a training run, and the collectives that they use beside DeepSpeed's."""
+"""The ranks of a training run, and the collectives that they use besides DeepSpeed's."""
 
 import hmac
 import os
@@ -16,22 +16,22 @@ from torch import Tensor
 from multihop.pretrain.engine.rendezvous import Listener, Store, on_one_host, publish_endpoint, resolve_endpoint
 
 _recent: deque[Tensor] = deque(maxlen=64)
-"""Tensors of the latest collectives. If gloo's reference to one were the last, the thread that releases it would take
+"""Tensors of the latest collectives. If gloo held the last reference to one, a thread of gloo would release it and take
 locks of the interpreter at any moment, and a process that is forked at that moment would never start."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank, and collectives over all ranks. The hosts exchange numbers without waiting for devices."""
+    """This process's rank, and collectives over all ranks. The hosts exchange numbers without their devices."""
 
     rank: int
     world_size: int
     device: torch.device
     host_group: dist.ProcessGroup | None = None
-    """A gloo group beside the NCCL group; None: the default group is a gloo group."""
+    """A gloo group in addition to the NCCL group; None: the default group is a gloo group."""
 
     def start_all_reduce_sum(self, values: Mapping[str, float]) -> Callable[[], dict[str, float]]:
-        """Start to sum each value over all ranks, in float64 and one message; call the result to wait for the sums."""
+        """Start to sum each value over all ranks, in one float64 collective; call the result to wait for the sums."""
         total = torch.tensor(list(values.values()), dtype=torch.float64)
         _recent.append(total)
         work = dist.all_reduce(total, group=self.host_group, async_op=True)
@@ -43,7 +43,7 @@ class Ranks:
         return sums
 
     def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Each value summed over all ranks, in float64 and one message."""
+        """Each value summed over all ranks, in one float64 collective."""
         return self.start_all_reduce_sum(values)()
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
@@ -59,7 +59,9 @@ class Ranks:
 
     def all_gather_rows(self, rows: Tensor) -> list[Tensor]:
         """Every rank's int64 (n, columns), on the host; n may differ."""
-        counts = self.all_reduce_sum({str(rank): float(len(rows) * (rank == self.rank)) for rank in range(self.world_size)})
+        counts = self.all_reduce_sum(
+            {str(rank): float(len(rows) * (rank == self.rank)) for rank in range(self.world_size)}
+        )
         longest = int(max(counts.values()))
         padded = rows.new_zeros(longest, rows.shape[1])
         padded[: len(rows)] = rows
@@ -89,8 +91,8 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def join(run_dir: Path | None = None) -> Ranks:
-    """Join the process group of this launch: NCCL with a gloo group beside it on GPUs, gloo alone on CPUs.
+def join_process_group(run_dir: Path | None = None) -> Ranks:
+    """Join the process group of this launch: on GPUs NCCL with an additional gloo group, on CPUs gloo.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment.
 
@@ -99,7 +101,7 @@ def join(run_dir: Path | None = None) -> Ranks:
             or under a cluster.
 
     Raises:
-        ConnectionError: A process took a rank's place without knowing the secret of the launch.
+        ConnectionError: A process that does not know the secret of the launch has taken a rank's place.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     on_gpu = torch.cuda.is_available()
@@ -128,9 +130,9 @@ def join(run_dir: Path | None = None) -> Ranks:
 
 
 def _authenticate(ranks: Ranks, store: Store, secret: bytes) -> None:
-    """Prove to the others that this rank knows the secret, and check that they do, in each process group.
+    """Prove to the other ranks that this one knows the secret, and check that they do, in each process group.
 
-    The store admits no other process, but gloo's and NCCL's own connections accept any process that connects first.
+    The store rejects other processes, but gloo's and NCCL's connections accept any process that connects first.
     """
     if ranks.rank == 0:
         store.set("nonce", secrets.token_bytes(32))

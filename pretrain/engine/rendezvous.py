@@ -26,12 +26,12 @@ from multihop.common.errors import UserError
 from multihop.pretrain.environment import SECRET
 
 _LOOPBACK = "127.0.0.1"
-_PATIENCE_S = 600.0
-"""How long a rank waits for rank 0 to listen: imports take seconds, and up to a minute from a cold disk."""
-_HANDSHAKE_S = 10.0
+_JOIN_TIMEOUT_S = 600.0
+"""Seconds that a rank waits for rank 0 to listen: imports take seconds, and up to a minute from a cold disk."""
+_HANDSHAKE_TIMEOUT_S = 10.0
 _NONCE_BYTES, _PROOF_BYTES = 32, 32
 _MAX_MESSAGE_BYTES = 2**24
-_POLL_S, _LONGEST_POLL_S = 0.005, 0.2
+_POLL_S, _MAX_POLL_S = 0.005, 0.2
 _LENGTH = struct.Struct(">I")
 
 
@@ -73,22 +73,22 @@ def publish_endpoint(run_dir: Path, endpoint: Endpoint) -> Path:
     """Write the address and secret to a file that only its user may read; remove it when all ranks have joined."""
     path = _endpoint_file(run_dir)
     content = json.dumps({"host": endpoint.host, "port": endpoint.port, "secret": endpoint.secret.hex()})
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(content)
-    os.replace(unfinished, path)
+    os.replace(temporary, path)
     return path
 
 
 def _endpoint_file(run_dir: Path) -> Path:
-    """The name contains numbers that the ranks of one start of torchrun share, and no others."""
-    start = f"{os.environ['MASTER_PORT']}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return run_dir / f".rendezvous-{start}.json"
+    """A name with numbers that only the ranks of one launch of torchrun share."""
+    launch = f"{os.environ['MASTER_PORT']}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return run_dir / f".rendezvous-{launch}.json"
 
 
 def _read_endpoint_file(path: Path) -> Endpoint:
-    """The address at which rank 0 answers; the file of a killed start has a port at which no process answers."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """The address at which rank 0 listens; in the file of a launch that was killed, nothing listens at the port."""
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
     while True:
         with suppress(FileNotFoundError):
             content = json.loads(path.read_text())
@@ -97,8 +97,8 @@ def _read_endpoint_file(path: Path) -> Endpoint:
                 _connect(endpoint).close()
                 return endpoint
         if time.monotonic() > deadline:
-            raise TimeoutError(f"rank 0 did not write {path} and listen within {_PATIENCE_S:.0f} s; see its log")
-        time.sleep(_LONGEST_POLL_S)
+            raise TimeoutError(f"rank 0 did not write {path} and listen within {_JOIN_TIMEOUT_S:.0f} s; see its log")
+        time.sleep(_MAX_POLL_S)
 
 
 def _master_address() -> str:
@@ -118,14 +118,14 @@ def _send(connection: socket.socket, data: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _receive(connection: socket.socket, most: int) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > most:
-        raise ConnectionError(f"a message of {length} bytes, expected {most} at most")
-    return _exactly(connection, length)
+def _receive(connection: socket.socket, max_bytes: int) -> bytes:
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    if length > max_bytes:
+        raise ConnectionError(f"a message of {length} bytes, expected {max_bytes} at most")
+    return _receive_exactly(connection, length)
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _receive_exactly(connection: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length:
         part = connection.recv(length - len(data))
@@ -135,8 +135,8 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
     return data
 
 
-def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(secret, who + nonces, "sha256")
+def _proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, role + nonces, "sha256")
 
 
 def _check(proof: bytes, expected: bytes) -> None:
@@ -146,7 +146,7 @@ def _check(proof: bytes, expected: bytes) -> None:
 
 def _connect(endpoint: Endpoint) -> socket.socket:
     """A connection to rank 0, after both sides have proved that they know the secret."""
-    connection = socket.create_connection((endpoint.host, endpoint.port), timeout=_HANDSHAKE_S)
+    connection = socket.create_connection((endpoint.host, endpoint.port), timeout=_HANDSHAKE_TIMEOUT_S)
     try:
         nonces = _receive(connection, _NONCE_BYTES) + (nonce := secrets.token_bytes(_NONCE_BYTES))
         _send(connection, nonce + _proof(endpoint.secret, b"joins", nonces))
@@ -159,7 +159,7 @@ def _connect(endpoint: Endpoint) -> socket.socket:
 
 
 class Listener:
-    """Rank 0's side: holds the keys and values, and serves each connection from a separate thread."""
+    """Rank 0's server: stores the keys and values, and serves each connection from a separate thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._secret = endpoint.secret
@@ -182,11 +182,11 @@ class Listener:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            threading.Thread(target=self._answer, args=(connection,), name="rendezvous", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="rendezvous", daemon=True).start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, ValueError):  # a peer that violates the protocol is disconnected
-            connection.settimeout(_HANDSHAKE_S)
+            connection.settimeout(_HANDSHAKE_TIMEOUT_S)
             _send(connection, nonce := secrets.token_bytes(_NONCE_BYTES))
             answer = _receive(connection, _NONCE_BYTES + _PROOF_BYTES)
             nonces = nonce + answer[:_NONCE_BYTES]
@@ -195,11 +195,11 @@ class Listener:
             connection.settimeout(None)
             while True:
                 request = json.loads(_receive(connection, _MAX_MESSAGE_BYTES))
-                _send(connection, json.dumps(self._do(*request)).encode())
+                _send(connection, json.dumps(self._handle(*request)).encode())
 
-    def _do(self, what: str, key: str, *values: Any) -> Any:
+    def _handle(self, method: str, key: str, *values: Any) -> Any:
         with self._lock:
-            match what, values:
+            match method, values:
                 case "set", (str(value),):
                     self._values[key] = base64.b64decode(value)
                     return None
@@ -218,65 +218,65 @@ class Listener:
                     return self._values.pop(key, None) is not None
                 case "count", ():
                     return len(self._values)
-        raise UserError(f"{what} is not a request of this store")
+        raise UserError(f"{method} is not a request of this store")
 
 
-_kept: list["Store"] = []
-"""torch keeps only the C++ half of a store alive, and would find no methods once the Python half is freed."""
+_stores: list["Store"] = []
+"""Keeps stores alive: torch refers only to the C++ half of a store, which has no methods without the Python half."""
 
 
 class Store(dist.Store):
-    """A rank's side: the store that torch.distributed calls. Threads take turns."""
+    """A rank's client: the store that torch.distributed calls, from any thread."""
 
     timeout: timedelta
-    """An attribute of torch's class that its annotations leave out."""
+    """An attribute of torch's class that its type stubs lack."""
 
     def __init__(self, endpoint: Endpoint, timeout: timedelta) -> None:
         super().__init__()
         self._endpoint = endpoint
         self._lock = threading.Lock()
-        self._connection = _connect_patiently(endpoint)
+        self._connection = _connect_with_retries(endpoint)
         self.set_timeout(timeout)
-        _kept.append(self)
+        _stores.append(self)
 
-    def _ask(self, *what: Any) -> Any:
+    def _request(self, *request: Any) -> Any:
         with self._lock:
-            _send(self._connection, json.dumps(what).encode())
+            _send(self._connection, json.dumps(request).encode())
             return json.loads(_receive(self._connection, _MAX_MESSAGE_BYTES))
 
     def clone(self) -> "Store":
-        """The same store through another connection."""
+        """The same store with another connection."""
         return Store(self._endpoint, self.timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a value; replaces an earlier one."""
-        self._ask("set", key, _base64(value))
+        self._request("set", key, _base64(value))
 
     def get(self, key: str) -> bytes:
         """Wait until the key has a value, and return it."""
         self.wait([key])
-        return base64.b64decode(self._ask("get", key))
+        return base64.b64decode(self._request("get", key))
 
     def add(self, key: str, amount: int) -> int:
         """Add `amount` to the number at `key`, which starts at 0; returns the sum."""
-        total: int = self._ask("add", key, amount)
+        total: int = self._request("add", key, amount)
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set `desired` if the value is `expected`; returns the value after that."""
-        return base64.b64decode(self._ask("exchange", key, _base64(expected), _base64(desired)))
+        return base64.b64decode(self._request("exchange", key, _base64(expected), _base64(desired)))
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; returns whether it existed."""
-        return bool(self._ask("delete", key))
+        return bool(self._request("delete", key))
 
     def num_keys(self) -> int:
         """The number of keys."""
-        return int(self._ask("count", ""))
+        return int(self._request("count", ""))
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values."""
-        return all(self._ask("get", key) is not None for key in keys)
+        return all(self._request("get", key) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values.
@@ -284,26 +284,26 @@ class Store(dist.Store):
         Raises:
             dist.DistStoreError: They were not set in time.
         """
-        patience = timeout or self.timeout
-        deadline, pause = time.monotonic() + patience.total_seconds(), _POLL_S
+        limit = timeout or self.timeout
+        deadline, pause = time.monotonic() + limit.total_seconds(), _POLL_S
         while not self.check(keys):
             if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"no other rank has set {', '.join(keys)} within {patience}")
+                raise dist.DistStoreError(f"no other rank has set {', '.join(keys)} within {limit}")
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL_S)
+            pause = min(2 * pause, _MAX_POLL_S)
 
 
 def _base64(value: str | bytes) -> str:
     return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
 
 
-def _connect_patiently(endpoint: Endpoint) -> socket.socket:
+def _connect_with_retries(endpoint: Endpoint) -> socket.socket:
     """Connect to rank 0, which may still be importing. A peer with the wrong secret is not retried."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _JOIN_TIMEOUT_S
     while True:
         try:
             return _connect(endpoint)
         except (ConnectionRefusedError, TimeoutError):
             if time.monotonic() > deadline:
                 raise
-        time.sleep(_LONGEST_POLL_S)
+        time.sleep(_MAX_POLL_S)

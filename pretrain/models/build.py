@@ -14,17 +14,17 @@ from multihop.pretrain.models.layers.init import STD
 from multihop.pretrain.models.layers.model import Model
 
 ParamInit = Callable[[str, Tensor], None]
-"""Sets the initial values of the parameter of a name, in place."""
+"""Sets the initial values of a parameter in place, given its name."""
 
 _EMBEDDINGS = ("word.weight", "position.weight", "segment.weight")
 
 
 def build_model_on_meta(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
-    """The model of a recipe on the meta device: names and shapes that take no memory.
+    """The model of a recipe on the meta device: it has names and shapes, and takes no memory.
 
     Args:
-        source_vocab_size: where source and target of a translating family have vocabularies of their own, the
-            source's size; `vocab_size` is then the target's.
+        source_vocab_size: the size of the source's vocabulary if a translating family has separate vocabularies;
+            `vocab_size` is then the target's.
     """
     module = family_module(config.family, "model")
     model_class: Callable[..., Model] = getattr(module, FAMILIES[config.family].model_class)
@@ -36,7 +36,7 @@ def build_model_on_meta(config: ModelConfig, vocab_size: int, source_vocab_size:
 
 
 def build_model(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
-    """The model of a recipe on the CPU with uninitialised weights: call `initialise` or load a checkpoint.
+    """The model of a recipe on the CPU with uninitialized weights: call `init_weights` or load a checkpoint.
 
     Args:
         source_vocab_size: as in `build_model_on_meta`.
@@ -45,7 +45,7 @@ def build_model(config: ModelConfig, vocab_size: int, source_vocab_size: int | N
 
 
 def init_weights(model: Model, seed: int) -> None:
-    """Set the initial weights as published, each tensor drawn from (seed, its name) alone."""
+    """Set the initial weights as published; each tensor is drawn with a key of the seed and its name alone."""
     for name, parameter in model.named_parameters():
         init_parameter(model, name, parameter, seed)
 
@@ -68,12 +68,12 @@ def make_param_init(
     unigram: NDArray[np.float64] | None = None,
     vectors: NDArray[np.float32] | None = None,
 ) -> ParamInit:
-    """`init_parameter` for this model, and what `model.output_bias` and `model.word_init` take from the text.
+    """A function that calls `init_parameter`, and applies `model.output_bias` and `model.word_init`.
 
     Args:
-        unigram: float64 (V,), the log of each token's frequency; only `model.output_bias: unigram` needs it.
-        vectors: float32 (V, E), rows of length 1, or 0 for tokens that do not occur; only `model.word_init:
-            cooccurrences` needs them. Tokens that do not occur get random vectors of about this length.
+        unigram: float64 (V,), the log of each token's frequency; needed for `model.output_bias: unigram`.
+        vectors: float32 (V, E), rows of length 1, or 0 for tokens that do not occur; needed for `model.word_init:
+            cooccurrences`. Tokens that do not occur get random vectors of about this length.
     """
     config = model.config
 
@@ -84,7 +84,7 @@ def make_param_init(
             assert unigram is not None
             parameter.copy_(torch.from_numpy(unigram))
         if config.needs_word_vectors and name in _EMBEDDINGS:
-            parameter.mul_(config.embedding_width**-0.5 / STD)  # as large, beside each other, as they were drawn
+            parameter.mul_(config.embedding_width**-0.5 / STD)  # keeps the ratios of their norms
             if name == "word.weight":
                 assert vectors is not None
                 occurs = torch.from_numpy(vectors.any(axis=1))

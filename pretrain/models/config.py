@@ -1,4 +1,4 @@
-"""The recipe's `model` section: what all families have, and what the families of one stack of layers share.
+"""The recipe's `model` section: the keys of all families, and those of the families with one stack of layers.
 
 Each family's own class, in pretrain/models/FAMILY/config.py, derives from these, and adds or narrows keys.
 """
@@ -16,26 +16,26 @@ SIZES: Effect = COMPATIBILITY | MEMORY | FINE_TUNING | ZERO_SHOT
 """The effects of a key on which the weights' shapes or the model's equations depend."""
 
 OutputBias = Annotated[Literal["zeros", "unigram"], UPDATES]
-"""The type of the key `output_bias`, which families have whose output layer over the vocabulary has a bias."""
+"""The type of the key `output_bias` of families whose output layer over the vocabulary has a bias."""
 
 WordInit = Annotated[Literal["random", "cooccurrences"], UPDATES]
-"""The type of the key `word_init`, which families of one stack of layers have."""
+"""The type of the key `word_init` of families with one stack of layers."""
 
-TRAINING = 3
-"""A forward and a backward pass have three times the operations of the forward pass."""
+TRAINING_FACTOR = 3
+"""A forward and a backward pass take three times the operations of a forward pass."""
 
 
 class ModelConfig(Section):
-    """A model's architecture. `preset` names a published size; any field given beside it overrides the preset's."""
+    """A model's architecture. `preset` names a published size; any other field overrides the preset's."""
 
     preset: Annotated[str | None, LOGGING] = None
     """The name of a published size."""
     family: Annotated[str, SIZES]
     """The architecture: a folder of pretrain/models."""
     layers: Annotated[int, SIZES] = Field(ge=1)
-    """Number of layers; of a translating family, of the encoder and of the decoder each."""
+    """Number of layers; for a translating family, of the encoder and of the decoder each."""
     hidden: Annotated[int, SIZES] = Field(ge=1)
-    """Width of the residual stream; seq2seq: of the decoder's states, and of both directions of the encoder's."""
+    """Width of the residual stream; seq2seq: of the decoder's states, and of the encoder's two directions together."""
     max_positions: Annotated[int, SIZES] = Field(ge=1)
     """Length of the longest sequence, in tokens."""
     dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.1, ge=0.0, lt=1.0)
@@ -43,21 +43,21 @@ class ModelConfig(Section):
     not of the attention weights, as published; seq2seq: of the inputs of each layer and of the output."""
     init_from: Annotated[str | None, UPDATES] = None
     """Source of the initial weights: a run's directory (its newest checkpoint), a checkpoint, or a directory with
-    Hugging Face's config.json and model.safetensors; null: random initialisation."""
+    Hugging Face's config.json and model.safetensors; null: random initialization."""
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings, which families with a factorized embedding set by a key of their own."""
+        """Width of the embeddings; families with a factorized embedding have a separate key for it."""
         return self.hidden
 
     @property
     def needs_token_counts(self) -> bool:
-        """Whether initial weights are computed from how often each token occurs in the training text."""
+        """Whether initial weights are computed from the token frequencies of the training text."""
         return getattr(self, "output_bias", None) == "unigram"
 
     @property
     def needs_word_vectors(self) -> bool:
-        """Whether initial embeddings are computed from which tokens occur together in the training text."""
+        """Whether initial embeddings are computed from the token co-occurrences of the training text."""
         return getattr(self, "word_init", None) == "cooccurrences"
 
     def train_flops(
@@ -73,16 +73,16 @@ class ModelConfig(Section):
         products (Narayanan et al. 2021, section 5.1; Chowdhery et al. 2022, appendix B).
 
         Args:
-            vocab_size: of the output layer.
-            lengths: int64 (S,), tokens of each sequence; of a translating family, of each target with its start.
+            vocab_size: the size of the output layer.
+            lengths: int64 (S,), tokens of each sequence; for a translating family, of each target with its start token.
             predicted: number of tokens for which logits are computed.
-            source_lengths: int64 (S,), tokens of each source with its end; translating families only.
+            source_lengths: int64 (S,), tokens of each source with its end token; translating families only.
         """
         raise NotImplementedError
 
 
 class AttentionConfig(ModelConfig):
-    """A family whose layers are attention and feed-forward."""
+    """A family whose layers have attention and feed-forward blocks."""
 
     heads: Annotated[int, SIZES] = Field(ge=1)
     """Attention heads of a layer."""
@@ -96,12 +96,12 @@ class AttentionConfig(ModelConfig):
             try:
                 hidden = int(content["hidden"])
             except (TypeError, ValueError, OverflowError):
-                hidden = 1  # `hidden` is refused, and only it
+                hidden = 1  # only `hidden` is refused
             return {"intermediate": 4 * max(1, hidden), **content}
         return content
 
     def causal_windows(self) -> list[int | None]:
-        """For each layer of a causal stack, how many tokens before itself a token attends to; None: all."""
+        """For each layer of a causal stack, the number of tokens before a token that it attends to; None: all."""
         return [None] * self.layers
 
     @model_validator(mode="after")
@@ -112,17 +112,17 @@ class AttentionConfig(ModelConfig):
 
 
 class StackConfig(AttentionConfig):
-    """A family of one stack of layers over texts."""
+    """A family with one stack of layers."""
 
     word_init: WordInit = "random"
-    """Initial token embeddings. cooccurrences: vectors of length 1 by which tokens occur together in the training text,
-    computed before training begins. Rare tokens get better embeddings from little text, and fine-tuning with them. Not
-    with `init_from`, whose model has them."""
+    """Initial token embeddings. cooccurrences: vectors of length 1 from the token co-occurrences of the training text,
+    computed before training begins. With little text, rare tokens get better embeddings, which also helps fine-tuning.
+    Not with `init_from`, whose model has embeddings."""
     positions: Annotated[Literal["learned", "relative"], SIZES] = "learned"
-    """Position embeddings. learned: absolute, as published; relative: of distances in each layer's attention (Shaw et
-    al. 2018)."""
+    """Position embeddings. learned: absolute, as published; relative: embeddings of distances in each layer's attention
+    (Shaw et al. 2018)."""
     max_distance: Annotated[int | None, SIZES] = Field(default=None, ge=1)
-    """Maximum distance of relative positions, in tokens: farther tokens count as this far; default 16 with
+    """Maximum distance of relative positions, in tokens: larger distances are clipped to it; default 16 with
     `positions: relative`, null without."""
 
     @model_validator(mode="before")
@@ -154,12 +154,12 @@ class StackConfig(AttentionConfig):
         # Under a causal mask a token attends to half of the others.
         attention = 2 * pairs * hidden * (0.5 if causal else 1.0)
         if self.max_distance is not None:
-            attention += tokens * hidden * distances(self.max_distance, causal)
+            attention += tokens * hidden * num_relative_distances(self.max_distance, causal)
         return projections + self.layers * attention
 
 
 class EncoderConfig(StackConfig):
-    """A family of one bidirectional stack, trained on masked tokens."""
+    """A family with one bidirectional stack, trained on masked tokens."""
 
     output_bias: OutputBias = "zeros"
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
@@ -186,14 +186,14 @@ class EncoderConfig(StackConfig):
         predicted: int,
         source_lengths: NDArray[np.int64] | None = None,
     ) -> float:
-        """See `ModelConfig.train_flops`. The last layer is computed for predicted and for first tokens only."""
+        """See `ModelConfig.train_flops`. The last layer is computed for predicted and first tokens only."""
         stack = self._stack_multiply_adds(lengths, predicted + len(lengths), causal=False)
         head = predicted * self.embedding_width * (vocab_size + self.hidden)
-        return 2 * TRAINING * (stack + head)
+        return 2 * TRAINING_FACTOR * (stack + head)
 
 
 class CausalConfig(StackConfig):
-    """A family of one causal stack, trained on the next token."""
+    """A family with one causal stack, trained on the next token."""
 
     def train_flops(
         self,
@@ -204,9 +204,9 @@ class CausalConfig(StackConfig):
     ) -> float:
         """See `ModelConfig.train_flops`."""
         stack = self._stack_multiply_adds(lengths, float(lengths.sum()), causal=True)
-        return 2 * TRAINING * (stack + predicted * self.hidden * vocab_size)
+        return 2 * TRAINING_FACTOR * (stack + predicted * self.hidden * vocab_size)
 
 
-def distances(max_distance: int, causal: bool) -> int:
-    """Number of clipped distances that relative positions tell apart: -max_distance to max_distance, or to 0."""
+def num_relative_distances(max_distance: int, causal: bool) -> int:
+    """Number of different clipped distances under relative positions: -max_distance to max_distance, or to 0."""
     return max_distance + 1 if causal else 2 * max_distance + 1

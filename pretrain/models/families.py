@@ -1,6 +1,6 @@
-"""The model families, one for each folder beside this file, and the recipe's `model` section as their union.
+"""The model families, one per folder next to this file, and the recipe's `model` section as their union.
 
-A folder is found by its declaration. Nothing in this file imports torch.
+A family is found by the `FAMILY` in the config.py of its folder. Nothing in this file imports torch.
 """
 
 import pkgutil
@@ -19,25 +19,26 @@ _SHARED = ("layers", "cpu")
 
 
 def family_module(family: str, name: str) -> ModuleType:
-    """The module pretrain/models/FAMILY/NAME.py, with underscores for the hyphens of the family's name."""
+    """The module pretrain/models/FAMILY/NAME.py; hyphens in a family's name are underscores in its folder's."""
     return import_module(f"multihop.pretrain.models.{family.replace('-', '_')}.{name}")
 
 
-def _declared(name: str) -> Family:
-    declaration = getattr(family_module(name, "config"), "FAMILY", None)
-    if not isinstance(declaration, Family):
+def _load_family(name: str) -> Family:
+    family = getattr(family_module(name, "config"), "FAMILY", None)
+    if not isinstance(family, Family):
         raise TypeError(
-            f"pretrain/models/{name}/config.py declares no FAMILY = Family(...); see pretrain/models/family.py"
+            f"pretrain/models/{name}/config.py declares no FAMILY = Family(...); add it, as described in "
+            "pretrain/models/family.py"
         )
-    return declaration
+    return family
 
 
 FAMILIES: dict[str, Family] = {
-    name: _declared(name)
+    name: _load_family(name)
     for module in pkgutil.iter_modules(multihop.pretrain.models.__path__)
     if module.ispkg and (name := module.name.replace("_", "-")) not in _SHARED
 }
-"""By the value of `model.family`, in alphabetical order."""
+"""The families by the value of `model.family`, in alphabetical order."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     preset: {"family": name, **sizes} for name, family in FAMILIES.items() for preset, sizes in family.presets.items()
@@ -51,11 +52,11 @@ def families_with(key: str) -> str:
     return " or ".join(name for name, family in FAMILIES.items() if key in family.config.model_fields)
 
 
-def _complete(content: Any) -> Any:
-    """Fill in what the preset sets, drop keys of other families that are null, and refuse those that are set.
+def _fill_preset(content: Any) -> Any:
+    """Fill in the keys of the preset, and drop keys of other families that are null.
 
     Raises:
-        UserError: The preset or family is unknown, or only other families have a key.
+        UserError: The preset or family is unknown, or a key of other families is set.
     """
     if not isinstance(content, dict):
         return content
@@ -83,9 +84,9 @@ else:
     AnyModelConfig = Annotated[
         Union[tuple(family.config for family in FAMILIES.values())],  # noqa: UP007
         Field(discriminator="family"),
-        BeforeValidator(_complete),
+        BeforeValidator(_fill_preset),
     ]
-    """The recipe's `model` section: the class of the family that `family`, or the preset, names."""
+    """The recipe's `model` section: the class of the family that `family` or the preset names."""
 
 
 def parse_model_config(content: dict[str, Any]) -> ModelConfig:

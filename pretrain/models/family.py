@@ -1,4 +1,4 @@
-"""What a model family declares about itself. Nothing in it imports torch: a recipe is validated with it."""
+"""The declaration of a model family. Nothing here imports torch: recipes are validated with it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from multihop.pretrain.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class Family:
-    """The declaration FAMILY in `pretrain/models/NAME/config.py`, of which NAME is `model.family` in a recipe."""
+    """The type of FAMILY in `pretrain/models/NAME/config.py`, where NAME is `model.family` in a recipe."""
 
     display_name: str
     config: type[ModelConfig]
@@ -16,25 +16,25 @@ class Family:
     model_class: str
     """The class in `pretrain/models/NAME/model.py`, a subclass of `multihop.pretrain.models.layers.model.Model`."""
     causal: bool
-    """Whether a token attends to itself and the tokens before it only."""
+    """Whether a token attends only to itself and the tokens before it."""
     pooling: Literal["pooler", "first", "last"]
     """A sequence's representation: its first token's state through `pool`, its first token's, or its last token's."""
     objectives: tuple[str, ...]
-    """Values of `objective.name`, the default first: the model's `forward` takes the inputs of each."""
+    """Supported values of `objective.name`, the default first: the model's `forward` takes the inputs of each."""
     auto_class: str | None
-    """The class of transformers that loads an exported model with its pretraining heads; None: it has no such class."""
+    """The transformers class that loads an exported model with its pretraining heads; None: there is none."""
     translates: bool = False
-    """Whether it is an encoder and a decoder, trained on pairs of texts; see `EncoderDecoder`."""
+    """Whether it is an encoder-decoder, trained on pairs of texts; see `EncoderDecoder`."""
     has_token_types: bool = False
     """Whether it has embeddings of token types (BERT's segments)."""
     pair_separators: int = 1
-    """Separator tokens between the two texts of a pair that it is fine-tuned on."""
+    """Number of separator tokens between the two texts of a pair in fine-tuning."""
     presets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Published sizes, as keys of the recipe's `model` section. The vocabulary is the data's."""
+    """Published sizes, as keys of the recipe's `model` section, without the vocabulary's, which the data decides."""
 
     @property
     def default_objective(self) -> str:
-        """The objective where the recipe does not set `objective.name`."""
+        """The objective if the recipe does not set `objective.name`."""
         return self.objectives[0]
 
 

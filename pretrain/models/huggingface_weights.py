@@ -18,40 +18,38 @@ def names_of(family: str, two_vocabularies: bool = False) -> Names:
     """The declaration in `pretrain/models/FAMILY/huggingface.py`.
 
     Args:
-        two_vocabularies: whether source and target have vocabularies of their own.
+        two_vocabularies: whether source and target have separate vocabularies.
 
     Raises:
         UserError: the family has no counterpart in transformers.
     """
     if FAMILIES[family].auto_class is None:
-        raise UserError(
-            f"transformers has no class for family {family}, so that it can be neither exported nor imported"
-        )
+        raise UserError(f"transformers has no class for family {family}, so it can be neither exported nor imported")
     names: Names = family_module(family, "huggingface").NAMES
     return names.with_two_vocabularies() if two_vocabularies else names
 
 
 def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor in transformers for each of our parameters, one at a time, in the model's order.
+    """Yield the name and tensor in transformers for our parameters, one tensor at a time, in the model's order.
 
     Args:
-        pad: pad_token_id; used only by a family whose positions start after it.
-        weights: all of them, by our names.
+        pad: pad_token_id; used only for families whose positions start after it.
+        weights: all weights, by our names.
     """
-    separate = _SOURCE_WORD in weights
-    names = names_of(model.family, separate)
-    for theirs, ours in _pairs(model, separate).items():
+    two_vocabularies = _SOURCE_WORD in weights
+    names = names_of(model.family, two_vocabularies)
+    for theirs, ours in _pairs(model, two_vocabularies).items():
         parts = [weights[name] for name in ours]
-        if ours[0] in names.rows:
+        if ours[0] in names.row_vectors:
             parts = [part[None] for part in parts]
         if names.conv1d and ours[0].startswith("layers."):
             parts = [part.T if part.ndim == 2 else part for part in parts]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, names.concatenated_along)
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, names.concatenation_dim)
         if ours == ["position.weight"]:
             if unused := names.unused_positions(pad):
                 tensor = torch.cat([tensor.new_zeros(unused, tensor.shape[1]), tensor])
-            if names.only_segment:
-                yield names.only_segment, tensor.new_zeros(1, tensor.shape[1])
+            if names.only_token_type:
+                yield names.only_token_type, tensor.new_zeros(1, tensor.shape[1])
         yield theirs, tensor
 
 
@@ -60,8 +58,8 @@ def from_huggingface(
 ) -> dict[str, Tensor]:
     """The inverse of `to_huggingface`: float32 by our names; views of `weights` where they are float32.
 
-    A family's only segment is added to its positions, where it has the same effect: the word embedding, which is the
-    output matrix too, is unchanged.
+    The embedding of a family's only token type is added to its positions, which has the same effect: adding it to the
+    token embedding would change the output matrix.
     """
     names = names_of(model.family, two_vocabularies)
     converted = {}
@@ -71,11 +69,11 @@ def from_huggingface(
         tensor = weights[theirs].float()
         if ours == ["position.weight"]:
             tensor = tensor[names.unused_positions(pad) :]
-            if names.only_segment:
-                tensor = tensor + weights[names.only_segment].float()
-        if ours[0] in names.rows:
+            if names.only_token_type:
+                tensor = tensor + weights[names.only_token_type].float()
+        if ours[0] in names.row_vectors:
             tensor = tensor[0]
-        parts = tensor.chunk(len(ours), names.concatenated_along)
+        parts = tensor.chunk(len(ours), names.concatenation_dim)
         for name, part in zip(ours, parts, strict=True):
             transposed = names.conv1d and name.startswith("layers.") and part.ndim == 2
             converted[name] = part.T if transposed else part
@@ -83,7 +81,7 @@ def from_huggingface(
 
 
 def _pairs(model: ModelConfig, two_vocabularies: bool) -> dict[str, list[str]]:
-    """For each tensor of transformers, the parameters of ours in it, in the order of their concatenation."""
+    """For each tensor in transformers, our parameters in it, in the order of their concatenation."""
     names, pairs = names_of(model.family, two_vocabularies), dict[str, list[str]]()
     for name, _ in build_model_on_meta(model, 1, 1 if two_vocabularies else None).named_parameters():
         module, _, leaf = name.rpartition(".")

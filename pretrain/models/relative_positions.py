@@ -2,7 +2,7 @@
 
 The score of query i for key j is q_i · (k_j + a_c) / sqrt(width), with c = clip(j - i, -k, k) (equation 4). Values get
 no embeddings: with those of the keys they gained nothing (table 3). The a_c of all pairs would be an (n, n, width)
-tensor; instead q_i · a_c is computed for the few clipped distances, and spread over the keys (Huang et al. 2018,
+tensor; instead q_i · a_c is computed for the few clipped distances, and expanded to all keys (Huang et al. 2018,
 section 3.4).
 """
 
@@ -11,15 +11,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def spread(products: Tensor, rows: Tensor, keys: int, causal: bool) -> Tensor:
-    """Spread the products with the clipped distances over the keys: each key gets that of its distance from the query.
+def expand_by_distance(products: Tensor, rows: Tensor, keys: int, causal: bool) -> Tensor:
+    """Expand products for each clipped distance to all keys: each key gets that of its distance from the query.
 
     Args:
-        products: (..., R, C), of R queries with the embeddings of the distances, the farthest one back first.
+        products: (..., R, C), the products of R queries with the embeddings of the distances, from the farthest one
+            back to the farthest one ahead.
         rows: int64, of a shape that expands to (..., R): the positions of the queries.
+        keys: number of keys, whose positions are 0, 1, …
 
     Returns:
-        (..., R, keys), of the keys at positions 0, 1, …
+        (..., R, keys).
     """
     count = products.shape[-1]
     columns = torch.arange(keys, device=rows.device)
@@ -27,14 +29,14 @@ def spread(products: Tensor, rows: Tensor, keys: int, causal: bool) -> Tensor:
     return products.gather(-1, each.expand(*products.shape[:-1], keys))
 
 
-def collect(gradient: Tensor, first: int, count: int, causal: bool) -> Tensor:
-    """The gradient of `spread` for consecutive queries: sums over the keys of the same clipped distance.
+def sum_by_distance(gradient: Tensor, first: int, count: int, causal: bool) -> Tensor:
+    """The gradient of `expand_by_distance` for consecutive queries: sums over the keys of the same clipped distance.
 
-    The rows are skewed, so that each distance is a column; a scatter would take several times as long, and on a GPU sum
-    in any order.
+    The rows are skewed so that each distance is a column; a scatter would take several times as long, and its sums
+    would not be deterministic on a GPU.
 
     Args:
-        gradient: (B, R, keys) of the queries at positions first, first + 1, …, all of which are positions of keys.
+        gradient: (B, R, keys), for the queries at positions first, first + 1, …, all of which are positions of keys.
 
     Returns:
         (B, R, count).

@@ -13,13 +13,13 @@ ModelInput = PackedTokens[NDArray[np.int64]] | NDArray[np.int64] | float
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples as arrays."""
+    """Samples as arrays."""
 
     inputs: Mapping[str, ModelInput]
     """The keyword arguments of the model's forward: packed tokens, and what the objective predicts."""
     targets: NDArray[np.int64]
-    """int64, flat: the tokens to predict."""
+    """int64 (M,): the tokens to predict."""
     counts: dict[str, int]
-    """The divisor that makes a mean of each sum that the model returns, once added up over all ranks."""
+    """The number of terms in each sum that the model returns; the sum over all ranks is the divisor of its mean."""
     tokens: int
     """Number of input tokens."""

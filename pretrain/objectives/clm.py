@@ -1,4 +1,4 @@
-"""Causal language modelling: the next token. Documents are joined by end tokens, and the stream is cut into samples.
+"""Causal language modeling: the next token. Documents are joined by end tokens, and the stream is cut into samples.
 
 Every document is followed by its end token: `d1 end d2 end`. With isolated documents the end token precedes its
 document instead, `end d1 end d2`, and a sequence begins at each: a document's first token is predicted from the end
@@ -19,18 +19,18 @@ DOCUMENT_COLUMNS = [0]
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
-    """int64 (documents + 1,): where each document starts in the stream, end tokens included, and the stream's
-    length."""
+    """int64 (documents + 1,): the position of each document's start in the stream, end tokens included, and the
+    stream's length."""
     return np.concatenate([[0], np.cumsum(documents.lengths + 1)]).astype(np.int64)
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many samples the stream is cut into; the last target of each is the first input of the next one."""
+    """The number of samples in the stream; the last target of each is the first input of the next one."""
     return max(0, (int(index[-1]) - 1) // seq_len)
 
 
 def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 2): the document in which each sample starts, and the offset in it and its end token."""
+    """int64 (B, 2): the document in which each sample starts, and the offset in that document with its end token."""
     at = samples * seq_len
     documents = np.searchsorted(index, at, side="right") - 1
     return np.stack([documents, at - index[documents]], axis=1)
@@ -39,14 +39,14 @@ def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: i
 def spans(
     documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
 ) -> list[tuple[int, int, int]]:
-    """(document, start, stop) of each span in a sample, which has one token more than the model's inputs."""
+    """(document, start, stop) of each span in a sample, which has one more token than the model's inputs."""
     return [(document, start, stop) for document, start, stop, _ in _parts(documents, row, seq_len, objective)]
 
 
 def _parts(
     documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
 ) -> list[tuple[int, int, int, int]]:
-    """The spans, and the offset of each in the sample; the gaps between them are end tokens."""
+    """(document, start, stop, offset in the sample) of each span; the gaps between spans are end tokens."""
     before = int(objective.isolate_documents)
     document, offset = row.tolist()
     at, spans_in_sample = 0, []
@@ -61,7 +61,7 @@ def _parts(
     return spans_in_sample
 
 
-def assemble(
+def collate(
     documents: Documents,
     rows: NDArray[np.int64],
     keys: UInt64,
@@ -69,7 +69,7 @@ def assemble(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """Inputs and targets, shifted by one: tokens i * seq_len to (i + 1) * seq_len of the stream for sample i."""
+    """Inputs, and targets shifted by one: sample i has tokens i * seq_len to (i + 1) * seq_len of the stream."""
     end = tokenizer.special_ids["end"]
     text = np.full((len(rows), seq_len + 1), end, np.int64)
     for sample, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""The recipe's `objective` section, and what each objective needs of the rest of a recipe.
+"""The recipe's `objective` section, and each objective's requirements for the rest of a recipe.
 
-Nothing in this file imports NumPy or torch: a recipe is validated with it.
+Nothing in this file imports NumPy or torch: recipes are validated with it.
 """
 
 from collections.abc import Set
@@ -15,16 +15,16 @@ from multihop.common.errors import UserError
 
 @dataclass(frozen=True)
 class ObjectiveNeeds:
-    """What an objective needs of a recipe, and which keys it reads."""
+    """An objective's requirements for a recipe, and the keys that it reads."""
 
     predicts: str
     """The name of the loss of its predicted tokens: `{predicts}_loss`."""
     special_tokens: Set[str]
-    """The names of the special tokens that a tokenizer for it has."""
+    """The names of the special tokens that its tokenizer must have."""
     keys: Set[str]
-    """The keys of `ObjectiveConfig` that have an effect, beside `name`."""
+    """The keys of `ObjectiveConfig` that have an effect, apart from `name`."""
     translates: bool = False
-    """Whether its sources are pairs of texts, and steps may be counted in tokens."""
+    """Whether its samples are pairs of texts, and the batch size may be in tokens."""
     reads_all_shards: str | None = None
     """Why it cannot take its samples from some shards at a time (`data.shuffle_window_shards`); None: it can."""
 
@@ -45,11 +45,11 @@ OBJECTIVES = {
         reads_all_shards="sorts all pairs",
     ),
 }
-"""By the value of `objective.name`."""
+"""The objectives by the value of `objective.name`."""
 
 
 TOKEN_LOSSES = tuple(dict.fromkeys(f"{needs.predicts}_loss" for needs in OBJECTIVES.values()))
-"""The losses of predicted tokens, in nats per token; each run has one of them."""
+"""The names of the losses of predicted tokens, in nats per token; each run has one of these."""
 
 
 def objectives_with(key: str) -> list[str]:
@@ -58,7 +58,7 @@ def objectives_with(key: str) -> list[str]:
 
 
 class ObjectiveConfig(Section):
-    """What the model learns to predict."""
+    """The training objective: what the model learns to predict."""
 
     name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
         "mlm+nsp"
@@ -69,7 +69,7 @@ class ObjectiveConfig(Section):
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
-    """Maximum of predicted tokens per sequence; null: as many as mask_rate gives."""
+    """Maximum number of predicted tokens per sequence; null: as many as mask_rate gives."""
     masking: Annotated[Literal["tokens", "words", "spans", "ngrams"], ORDER | MEMORY] = "tokens"
     """The unit of masking: tokens (Devlin et al. 2018), whole words, spans of words of geometric length (Joshi et al.
     2020), or n-grams of up to three words (Lan et al. 2020)."""
@@ -77,13 +77,13 @@ class ObjectiveConfig(Section):
     """Number of different masks per sample, which the epochs use in turn (10 in the original BERT); null: a new mask in
     each epoch."""
     isolate_documents: Annotated[bool, ORDER | MEMORY] = False
-    """mlm, clm: tokens attend to tokens of the same document only. Short documents still share a sample."""
+    """mlm, clm: tokens attend only to tokens of the same document. Short documents still share a sample."""
     label_smoothing: Annotated[float, UPDATES] = Field(default=0.1, ge=0.0, lt=1.0)
-    """translation: this much of the target distribution is spread evenly over the vocabulary (Szegedy et al. 2016,
+    """translation: share of the target distribution that is spread evenly over the vocabulary (Szegedy et al. 2016,
     section 7; 0.1 in Vaswani et al. 2017). Held-out losses are measured without it."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "ObjectiveConfig":
+    def _check_isolate_documents(self) -> "ObjectiveConfig":
         if self.isolate_documents and "isolate_documents" not in self.needs.keys:
             raise UserError(
                 f"isolate_documents has no effect with name={self.name}, whose samples are pairs; remove it"
@@ -92,5 +92,5 @@ class ObjectiveConfig(Section):
 
     @property
     def needs(self) -> ObjectiveNeeds:
-        """What this objective needs of the rest of the recipe."""
+        """This objective's requirements for the rest of the recipe."""
         return OBJECTIVES[self.name]

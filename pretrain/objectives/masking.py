@@ -1,4 +1,5 @@
-"""Masked language modelling: which tokens to predict, and what replaces them (Devlin et al. 2018, section 3.1)."""
+"""Masking for masked language modeling: which tokens to predict, and what replaces them (Devlin et al. 2018, section
+3.1)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,18 +8,18 @@ from multihop.common.counter_rng import UInt64, random_bits, uniform
 from multihop.data_prep.tokenizers.info import TokenizerInfo, word_start_flags
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
-_SPAN_STOP = 0.2
-_LONGEST_SPAN = 10
-SPAN_SHARES = _SPAN_STOP * (1 - _SPAN_STOP) ** np.arange(_LONGEST_SPAN)
+_SPAN_STOP_PROBABILITY = 0.2
+_MAX_SPAN_WORDS = 10
+SPAN_SHARES = _SPAN_STOP_PROBABILITY * (1 - _SPAN_STOP_PROBABILITY) ** np.arange(_MAX_SPAN_WORDS)
 SPAN_SHARES /= SPAN_SHARES.sum()
-"""How often a span is 1, 2, … words long: geometric, cut off and renormalised, 3.8 words in the mean (Joshi et al.
+"""Probabilities of spans of 1, 2, … words: geometric, clipped and renormalized, with a mean of 3.8 words (Joshi et al.
 2020, section 3.1; the authors' `PairWithSpanMaskingScheme`)."""
 NGRAM_SHARES = 1 / np.arange(1, 4)
 NGRAM_SHARES /= NGRAM_SHARES.sum()
-"""How often an n-gram is 1, 2 or 3 words long: p(n) = (1/n) / (1 + 1/2 + 1/3) (Lan et al. 2020, section 4.1)."""
+"""Probabilities of n-grams of 1, 2 and 3 words: p(n) = (1/n) / (1 + 1/2 + 1/3) (Lan et al. 2020, section 4.1)."""
 
 
-def mask(
+def mask_tokens(
     input_ids: NDArray[np.int64],
     cu_seqlens: NDArray[np.int64],
     offsets: NDArray[np.int64],
@@ -29,18 +30,19 @@ def mask(
     """Mask a fixed number of each sequence's tokens, never special ones.
 
     As in the original, a sequence of n tokens, special ones included, gets min(max_predictions, max(1,
-    round(mask_rate * n))) predictions; whole words may leave a few of them unused. Of the chosen tokens 80 % become
-    [MASK], 10 % a random ordinary token, 10 % stay; under masking=spans all tokens of a span are treated alike.
+    round(mask_rate * n))) predictions; with whole words, a few of them may stay unused. Of the chosen tokens 80 %
+    become [MASK], 10 % a random ordinary token, and 10 % stay; with masking=spans, all tokens of a span are treated
+    alike.
 
     Args:
         input_ids: int64 (N,), packed sequences.
         cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N; no sequence is empty.
-        offsets: int64 (N,), each token's offset in its sample. A sample with the same key is masked in the same way,
-            wherever it is in a batch.
-        keys: uint64 (S,), that of the sample that each sequence is part of.
+        offsets: int64 (N,), each token's offset in its sample: the mask depends on the offsets and the key, not on the
+            sample's position in a batch.
+        keys: uint64 (S,), for each sequence the key of its sample.
 
     Returns:
-        The masked copy, int64 (N,); the positions in it to predict, int64 (M,), ascending; the original tokens there.
+        The masked copy, int64 (N,); the positions to predict, int64 (M,), ascending; the original tokens at them.
     """
     specials = sorted(tokenizer.special_ids.values())
     lengths = np.diff(cu_seqlens)
@@ -59,11 +61,11 @@ def mask(
 
     at = np.flatnonzero(chosen)
     keys_at, counters_at = token_keys[at], counters[at]
-    together = _first_of_run(at, cu_seqlens) if objective.masking == "spans" else at
-    action = uniform(random_bits(keys_at ^ np.uint64(1), counters[together]))
+    action_positions = _first_of_run(at, cu_seqlens) if objective.masking == "spans" else at
+    action = uniform(random_bits(keys_at ^ np.uint64(1), counters[action_positions]))
     ordinary = tokenizer.vocab_size - len(specials)
     random_token = (uniform(random_bits(keys_at ^ np.uint64(2), counters_at)) * ordinary).astype(np.int64)
-    for special in specials:  # ascending: leaves them out of the range
+    for special in specials:  # in ascending order, which excludes each from the range
         random_token += random_token >= special
     original = input_ids[at]
     masked = input_ids.copy()
@@ -74,7 +76,7 @@ def mask(
 def _choose_tokens(
     maskable: NDArray[np.bool_], cu_seqlens: NDArray[np.int64], ranks: UInt64, budgets: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """The tokens of the lowest ranks, as many as each sequence's budget; ranks are unique within a sequence."""
+    """Choose the tokens of the lowest ranks, as many as each sequence's budget; ranks are unique within a sequence."""
     lengths = np.diff(cu_seqlens)
     ranks[~maskable] = np.iinfo(np.uint64).max
     grid = np.full((len(lengths), lengths.max()), np.iinfo(np.uint64).max, np.uint64)
@@ -93,7 +95,7 @@ def _choose_words(
     budgets: NDArray[np.int64],
     masking: str,
 ) -> NDArray[np.bool_]:
-    """Whole words in random order, each with the following words of its span or n-gram, while the budget lasts."""
+    """Choose whole words in random order, each with the following words of its span or n-gram, up to the budget."""
     follows = np.concatenate([[False], maskable[:-1]])
     follows[cu_seqlens[:-1]] = False
     begins = maskable & (starts | ~follows)
@@ -107,12 +109,12 @@ def _choose_words(
     if masking == "words":
         reach = np.ones(len(first), np.int64)
     else:
-        run_ends = np.flatnonzero(np.append(~follows[first[1:]], True))  # the last word of each stretch of text
+        run_ends = np.flatnonzero(np.append(~follows[first[1:]], True))  # the last word of each run of adjacent words
         left = run_ends[np.searchsorted(run_ends, np.arange(len(first)))] - np.arange(len(first)) + 1
         drawn = uniform(random_bits(token_keys[first] ^ np.uint64(3), counters[first]))
         if masking == "spans":
             reach = np.minimum(1 + np.searchsorted(np.cumsum(SPAN_SHARES)[:-1], drawn, side="right"), left)
-        else:  # where the longest n-gram does not fit, its share goes to the shorter ones
+        else:  # the shares of n-grams that are too long for the text go to the shorter ones
             shares = np.cumsum(NGRAM_SHARES)
             drawn *= shares[np.minimum(left, len(shares)) - 1]
             reach = 1 + np.searchsorted(shares[:-1], drawn, side="right")
@@ -132,11 +134,11 @@ def _take_words(
     budgets: list[int],
     overlap: bool,
 ) -> None:
-    """Mark words as taken: a word that no longer fits is skipped, a span or n-gram is shortened to fit.
+    """Mark words as taken. A word that no longer fits is skipped; a span or n-gram is shortened to fit.
 
     Args:
-        overlap: whether a span may run into words that are taken and merge with them, as in SpanBERT; if not, it is
-            skipped, as ALBERT's n-grams are.
+        overlap: whether a span may include words that are taken already, as in SpanBERT; if not, it is skipped, as
+            ALBERT's n-grams are.
     """
     for number, left in enumerate(budgets):
         for word in order[word_bounds[number] : word_bounds[number + 1]]:
@@ -155,7 +157,7 @@ def _take_words(
 
 
 def _first_of_run(at: NDArray[np.int64], cu_seqlens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each of some ascending positions the first one of its run of adjacent positions within a sequence."""
+    """For each of some ascending positions, the first position of its run of adjacent ones within a sequence."""
     sequence = np.searchsorted(cu_seqlens, at, side="right")
     begins = (np.diff(at, prepend=-2) > 1) | (np.diff(sequence, prepend=0) > 0)
     return at[begins][np.cumsum(begins) - 1]

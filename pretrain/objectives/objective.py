@@ -1,4 +1,4 @@
-"""The interface of an objective: each is a module with the functions of `Objective`."""
+"""The interface of objectives: each is a module with the functions of `Objective`."""
 
 from typing import Protocol
 
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.objectives import clm, full_sentences, pairs, translation
+from multihop.pretrain.objectives import clm, mlm, sentence_pairs, translation
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
 
 class Objective(Protocol):
-    """Lays out the samples of a data set, and turns some of them into a model's inputs."""
+    """Defines the samples of a data set, and collates samples into a model's inputs."""
 
     DOCUMENT_COLUMNS: list[int]
     """The columns of a row of `sample_rows` that hold document numbers."""
@@ -22,20 +22,20 @@ class Objective(Protocol):
     def build_index(
         self, documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig
     ) -> NDArray[np.int64]:
-        """The sample index of these documents."""
+        """Build the sample index of some documents."""
 
     def sample_count(self, index: NDArray[np.int64], seq_len: int) -> int:
-        """How many samples an index has."""
+        """The number of samples in an index."""
 
     def sample_rows(self, index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-        """A row for each sample, from which its tokens follow; rows of several indexes can be concatenated."""
+        """A row for each sample, which identifies its tokens; rows of several indexes can be concatenated."""
 
     def spans(
         self, documents: Documents, row: NDArray[np.int64], seq_len: int, objective: ObjectiveConfig
     ) -> list[tuple[int, int, int]]:
         """(document, start, stop) of each span of tokens in the sample of a row."""
 
-    def assemble(
+    def collate(
         self,
         documents: Documents,
         rows: NDArray[np.int64],
@@ -44,7 +44,7 @@ class Objective(Protocol):
         tokenizer: TokenizerInfo,
         objective: ObjectiveConfig,
     ) -> Batch:
-        """The samples of some rows as packed sequences; `keys`, uint64 (B,), seed what is random in each."""
+        """Collate the samples of some rows into packed sequences; `keys`, uint64 (B,), seed the masks of each."""
 
 
 def objective_of(config: ObjectiveConfig) -> Objective:
@@ -53,7 +53,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         case "clm":
             return clm
         case "mlm":
-            return full_sentences
+            return mlm
         case "translation":
             return translation
-    return pairs
+    return sentence_pairs

@@ -1,7 +1,7 @@
-"""Translation: the next token of the target, from the source and the target's tokens before it.
+"""Translation: the next token of the target, given the source and the target's earlier tokens.
 
 A sample is a pair. The encoder reads `source end`; the decoder reads `pad target` and predicts `target end` (Vaswani et
-al. 2017, figure 1; the padding token starts it as in T5 and Marian).
+al. 2017, figure 1; it starts with the padding token, as in T5 and Marian).
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("multihop")
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
-    """int64 (pairs, 3): document, and tokens of source and target with their end tokens, by the longer of the two.
+    """int64 (pairs, 3): document, and tokens of source and target with their end tokens, sorted by the longer side.
 
     Pairs with a side longer than `seq_len` are left out, with a warning.
     """
@@ -42,12 +42,12 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many pairs an index has."""
+    """The number of pairs in an index."""
     return len(index)
 
 
 def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 3): the index's rows."""
+    """int64 (B, 3): the samples' rows of the index."""
     return index[samples]
 
 
@@ -59,7 +59,7 @@ def spans(
     return [(document, 0, source - 1), (document, source - 1, source + target - 2)]
 
 
-def assemble(
+def collate(
     documents: Documents,
     rows: NDArray[np.int64],
     keys: UInt64,
@@ -67,7 +67,7 @@ def assemble(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """Both sides as packed sequences."""
+    """Both sides of the pairs as packed sequences."""
     start, end = tokenizer.special_ids["pad"], tokenizer.special_ids["end"]
     source_lengths, target_lengths = rows[:, 1], rows[:, 2]
     source_ids = np.full(source_lengths.sum(), end, np.int64)

@@ -32,7 +32,7 @@ class _Layout:
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingUpdate:
     """An update without its trust ratios; each list has one item per slice of the layout."""
 
     lr: float
@@ -50,7 +50,7 @@ class Lamb(torch.optim.Optimizer):
     where either norm is 0. A group with `trust=False` (biases and norms) always has the ratio 1, which makes it AdamW.
 
     State of a parameter (here: flat buffer), as torch.optim.AdamW's: `step`, float32 () on the CPU; `exp_avg` and
-    `exp_avg_sq`, float32, like the parameter. Parameters and gradients are float32. On a GPU nothing waits for it.
+    `exp_avg_sq`, float32, like the parameter. Parameters and gradients are float32. A step never waits for the GPU.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Lamb(torch.optim.Optimizer):
         self._ratios = torch.empty(0, dtype=torch.float64)
 
     def bind(self, slices: Sequence[Slice], all_reduce: Callable[[Tensor], None], names: Sequence[str]) -> None:
-        """Set where the slices are in the flat buffers. Before that a step does nothing: some of DeepSpeed's wrappers
-        call step() while they are initialised.
+        """Set the positions of the slices in the flat buffers. Before this call a step does nothing: some of
+        DeepSpeed's wrappers call step() while they are initialized.
 
         Args:
             slices: The slices that this rank owns; in ZeRO stage 0 whole parameters, on every rank.
@@ -86,12 +86,12 @@ class Lamb(torch.optim.Optimizer):
             names: The names of all parameters, in the same order on every rank.
         """
         position = {name: i for i, name in enumerate(names)}
-        of_flat: dict[Tensor, list[Slice]] = {}
+        slices_by_flat: dict[Tensor, list[Slice]] = {}
         for piece in slices:
             if piece.numel:
-                of_flat.setdefault(piece.flat, []).append(piece)
+                slices_by_flat.setdefault(piece.flat, []).append(piece)
         self._names, self._ratios = list(names), torch.zeros(len(names), dtype=torch.float64)
-        self._layouts = {flat: _layout(flat, pieces, position) for flat, pieces in of_flat.items()}
+        self._layouts = {flat: _layout(flat, pieces, position) for flat, pieces in slices_by_flat.items()}
         self._all_reduce = all_reduce
 
     @torch.no_grad()
@@ -124,11 +124,11 @@ class Lamb(torch.optim.Optimizer):
     def _step_with_trust(self, trusted: list[tuple[dict[str, Any], list[Tensor]]], device: torch.device) -> None:
         assert self._all_reduce is not None
         pending, used = [], 0
-        scratch = self._scratch_of(device, sum(flat.numel() for _, flats in trusted for flat in flats))
+        scratch = self._scratch_buffer(device, sum(flat.numel() for _, flats in trusted for flat in flats))
         for group, flats in trusted:
             for flat in flats:
                 if flat in self._layouts:  # else all of it is padding
-                    pending.append(self._update_of(group, flat, scratch[used : used + flat.numel()]))
+                    pending.append(self._compute_update(group, flat, scratch[used : used + flat.numel()]))
                     used += flat.numel()
 
         squares = torch.zeros(2, len(self._names), dtype=torch.float64, device=device)
@@ -141,43 +141,43 @@ class Lamb(torch.optim.Optimizer):
         self._ratios = torch.where(squares.sum(0) > 0, ratios, self._ratios.to(device))
 
         for update in pending:
-            of_slices = ratios[update.owners].float().unbind()
-            for weight, direction, ratio in zip(update.weights, update.updates, of_slices, strict=True):
+            slice_ratios = ratios[update.owners].float().unbind()
+            for weight, direction, ratio in zip(update.weights, update.updates, slice_ratios, strict=True):
                 weight.addcmul_(direction, ratio, value=-update.lr)
 
-    def _update_of(self, group: dict[str, Any], flat: Tensor, room: Tensor) -> _Pending:
-        """Advance the moments and write the update, without its trust ratios, to `room`."""
+    def _compute_update(self, group: dict[str, Any], flat: Tensor, out: Tensor) -> _PendingUpdate:
+        """Advance the moments and write the update, without its trust ratios, to `out`."""
         assert flat.grad is not None
         exp_avg, exp_avg_sq, step = self._advance(flat)
-        buffers = flat.view(-1), flat.grad.reshape(-1), exp_avg.view(-1), exp_avg_sq.view(-1), room
+        buffers = flat.view(-1), flat.grad.reshape(-1), exp_avg.view(-1), exp_avg_sq.view(-1), out
         layout = self._layouts[flat]
-        pending = _Pending(group["lr"], layout.owners, [], [], [])
+        pending = _PendingUpdate(group["lr"], layout.owners, [], [], [])
         for run in layout.runs:
             weight, grad, mean, square, update = (buffer[run[0].start : run[-1].stop] for buffer in buffers)
             torch.mul(weight, group["weight_decay"], out=update)
-            # With a rate of -1 and without weight decay, AdamW adds m_hat / (sqrt(v_hat) + eps) to its weight argument.
+            # With lr=-1 and no weight decay, AdamW adds m_hat / (sqrt(v_hat) + eps) to its weight argument.
             fused_adamw(group, update, grad, mean, square, step, lr=-1.0, weight_decay=0.0)
-            weights, updates = [buffers[0][piece] for piece in run], [room[piece] for piece in run]
+            weights, updates = [buffers[0][piece] for piece in run], [out[piece] for piece in run]
             pending.weights.extend(weights)
             pending.updates.extend(updates)
             pending.squares.append(squared_norms([*weights, *updates]).view(2, -1))
         return pending
 
     def _advance(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The moments of a flat buffer, and its number of updates, this one included, where its kernel reads it."""
+        """Count an update of a flat buffer; returns its moments, and the count on the buffer's device."""
         state = self.state[flat]
         if not state:
             state["step"] = torch.tensor(0.0)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
         state["step"] += 1.0
-        # Filled in, not copied: a copy from the CPU would wait.
+        # torch.full instead of a copy, because a copy from the CPU would wait for the GPU.
         return state["exp_avg"], state["exp_avg_sq"], torch.full((), float(state["step"]), device=flat.device)
 
-    def _scratch_of(self, device: torch.device, numel: int) -> Tensor:
-        """Room for the updates, which have to wait for the norms.
+    def _scratch_buffer(self, device: torch.device, numel: int) -> Tensor:
+        """A buffer for the updates, which are applied once the norms are known.
 
-        Kept on a CPU, where fresh pages each step would cost more than the step; a GPU's allocator keeps its own,
-        and lends it to the activations in between.
+        On a CPU it is kept, because touching fresh pages in each step would take longer than the step; a GPU's caching
+        allocator reuses the memory, also for activations between steps.
         """
         if device.type != "cpu":
             return torch.empty(numel, device=device)

@@ -157,7 +157,7 @@ class Muon(torch.optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         if self._all_to_all is None:
             return loss
-        of_matrices = []
+        of_matrices: list[tuple[dict[str, Any], Tensor]] = []
         for group in self.param_groups:
             flats = [flat for flat in group["params"] if flat.grad is not None]
             if group["muon"]:
@@ -190,7 +190,7 @@ class Muon(torch.optim.Optimizer):
             torch.lerp(gradient.view(-1), momentum.view(-1), group["momentum"], out=ahead)
             used += flat.numel()
             for piece in self._slices.get(flat, ()):
-                momenta[piece.name, piece.start, piece.numel] = piece.of(ahead)
+                momenta[piece.name, piece.start, piece.numel] = piece.view_of(ahead)
 
         # In bf16 the iteration converges as well; a CPU is slower in it.
         empty = torch.empty(0, dtype=torch.bfloat16 if self._device.type == "cuda" else torch.float32).to(self._device)
@@ -213,7 +213,7 @@ class Muon(torch.optim.Optimizer):
             for piece in self._slices.get(flat, ()):
                 span = (piece.name, piece.start, piece.numel)
                 update = results[span] if span in results else computed(span)
-                weight = piece.of(flat)
+                weight = piece.view_of(flat)
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.add_(update.to(weight), alpha=-group["lr"] * self._scale(*self._shapes[piece.name]))
 
@@ -294,7 +294,7 @@ def orthogonalize_all(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
     by_shape: dict[torch.Size, list[str]] = {}
     for name, matrix in matrices.items():
         by_shape.setdefault(matrix.shape, []).append(name)
-    done = {}
+    done: dict[str, Tensor] = {}
     for shape, names in by_shape.items():
         together = max(1, _ELEMENTS_AT_ONCE // shape.numel())
         for first in range(0, len(names), together):

@@ -1,6 +1,6 @@
-"""Norms of large tensors that do not depend on how a tensor is split, but for rounding in float64.
+"""Norms of large tensors that, apart from rounding in float64, do not depend on how a tensor is split.
 
-On a CPU torch accumulates float32 norms in float32, where small squares are lost beside a large sum: the norm of
+On a CPU torch accumulates float32 norms in float32, where small squares are lost in a large sum: the norm of
 BERT-base's embedding (30,522 x 768) was 1.3e-3 too small, and that of its halves 4.5e-4 (relative).
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1024
-"""Elements accumulated in float32 on a CPU: converting all of them to float64 would take three times as long."""
+"""Number of elements accumulated in float32 on a CPU: converting all to float64 would take three times as long."""
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:

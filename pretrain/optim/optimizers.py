@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from multihop.pretrain.config import OptimizerConfig
 from multihop.pretrain.models.build import uses_weight_decay
@@ -14,7 +14,7 @@ from multihop.pretrain.optim.muon import Muon, adamw_rms_scale, original_scale
 from multihop.pretrain.optim.slices import whole_shape
 
 _ALIGNED = 8
-"""Elements: 16 bytes of bf16, what a GPU loads at once."""
+"""Number of elements in 16 bytes of bf16, which a GPU loads at once."""
 _SCALES = {"original": original_scale, "match_rms_adamw": adamw_rms_scale}
 
 
@@ -39,8 +39,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     taken = {id(p) for p in hidden}
     matrices = [p for name, p in named if id(p) not in taken and uses_weight_decay(name)]
     others = [p for name, p in named if not uses_weight_decay(name)]
-    # ZeRO lays a group's weights one after another: behind a vocabulary's bias of odd size all would lie at addresses
-    # that vectorised kernels cannot read.
+    # ZeRO stores a group's weights one after another: after a vocabulary's bias of odd size, all would be at addresses
+    # that vectorized kernels cannot read.
     others.sort(key=lambda p: math.prod(whole_shape(p)) % _ALIGNED != 0)
     decay, betas, eps = config.weight_decay, config.betas, config.eps
     groups: list[dict[str, Any]] = [

@@ -19,12 +19,12 @@ def learning_rate(phases: Sequence[PhaseConfig], step: int) -> float:
 
 
 def factor(phase: PhaseConfig, step: int) -> float:
-    """The factor of the phase's peak rate at its 0-based step `step`, before scaling by the batch size.
+    """The factor of a phase's peak rate at its 0-based step `step`, before scaling by the batch size.
 
-    Warm-up is linear and reaches 1 with its last step. What follows it (linear, cosine, polynomial, or the end of
-    warmup-stable-decay) begins at 1 and would reach `min_lr_ratio` one step after the phase: no step is spent on a rate
-    of 0. inverse-sqrt: Vaswani et al. 2017, equation 3, with the peak at 1, and as after one step of warm-up where
-    there is none; it has no end. warmup-stable-decay: Hu et al. 2024 (MiniCPM), section 4, with a linear decay.
+    Warm-up is linear and reaches 1 at its last step. The decay after it (linear, cosine, polynomial, or at the end of
+    warmup-stable-decay) begins at 1 and would reach `min_lr_ratio` one step after the phase, so that no step has a rate
+    of 0. inverse-sqrt is equation 3 of Vaswani et al. 2017 with a peak of 1; it does not end, and without warm-up it
+    begins as after one step of it. warmup-stable-decay: Hu et al. 2024 (MiniCPM), section 4, with a linear decay.
     """
     warmup = phase.warmup_length
     if step < warmup:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """A run of elements of one flattened parameter that this rank is responsible for."""
+    """Consecutive elements of one flattened parameter that this rank is responsible for."""
 
     name: str
     shape: tuple[int, ...]
@@ -18,12 +18,12 @@ class Slice:
     """Offset of the slice in the flattened parameter, in elements."""
     numel: int
     flat: Tensor
-    """The flat buffer that the optimizer has as a parameter; its state is stored under this tensor."""
+    """The flat buffer that is the optimizer's parameter, and the key of its state."""
     flat_start: int
     """Offset of the slice in `flat`, in elements."""
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """The slice's view, (numel,), of a tensor laid out like `flat`: the weights or a moment."""
+    def view_of(self, tensor: Tensor) -> Tensor:
+        """This slice as a view, (numel,), of a tensor with the layout of `flat`: the weights or a moment."""
         return tensor.view(-1)[self.flat_start : self.flat_start + self.numel]
 
 
@@ -42,7 +42,7 @@ def fused_adamw(
     lr: float,
     weight_decay: float,
 ) -> None:
-    """The kernel under torch.optim.AdamW(fused=True): moments and weights in one pass over memory."""
+    """The kernel of torch.optim.AdamW(fused=True): moments and weights in one pass over memory."""
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
         [weight],

@@ -1,4 +1,4 @@
-"""Changes of a recipe when a run is resumed: keys that may change, and keys that the user has to allow by name."""
+"""Recipe changes when a run is resumed: keys that may change, and keys whose change the user has to allow by name."""
 
 import json
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from multihop.pretrain.config import TrainingConfig
 CHANGES = "changes.jsonl"
 """File in a run's folder with a row for each change that was allowed by name."""
 Difference = tuple[str, Any, Any]
-"""A dotted key with its previous and its present value; None where the key is absent."""
+"""A dotted key with its previous and its current value; None where the key is absent."""
 
 _LOCKED = DATA | ORDER | COMPATIBILITY | UPDATES | LOCATION
-"""Effects of the keys that change only if the user allows it."""
+"""Effects of keys that may change only if the user allows it."""
 _RECORDED = ORDER | COMPATIBILITY | UPDATES
-"""Effects of the keys that a checkpoint records. It records the data by its fingerprint."""
+"""Effects of keys that a checkpoint records. It identifies the data by its fingerprint."""
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -40,25 +40,26 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
 
 
 def locked_changes(then: dict[str, Any], now: dict[str, Any], section: type[Section]) -> list[Difference]:
-    """The differences between two dumps of `section` in keys that the user has to allow, or that cannot change."""
+    """The differences between two dumps of `section` in keys that need the user's permission or cannot change."""
     return [entry for entry in differences(then, now) if effect_of(section, entry[0]) & _LOCKED]
 
 
 def check_allowed(changed: list[Difference], section: type[Section], allowed: Iterable[str], where: str) -> None:
-    """Refuse changes that are not allowed by name, and those that cannot be allowed.
+    """Refuse changes that the user has not allowed by name, or that cannot be allowed.
 
     Args:
         changed: The locked changes between the recipe of a run and the one to resume it with.
         allowed: Dotted keys; a section's key allows all keys in it.
+        where: The run, for messages.
 
     Raises:
-        UserError: Some are not allowed.
+        UserError: Some changes are not allowed.
     """
     allowed = tuple(allowed)
     fixed = [entry for entry in changed if effect_of(section, entry[0]) & COMPATIBILITY]
     if fixed:
         raise UserError(f"{where} was started with another recipe ({format_diff(fixed)}); set name=… for a new run")
-    refused = [entry for entry in changed if not _lies_in(entry[0], allowed)]
+    refused = [entry for entry in changed if not _is_within(entry[0], allowed)]
     if refused:
         options = " ".join(f"--allow-change '{key}'" for key, _, _ in refused[:3])
         raise UserError(
@@ -68,31 +69,31 @@ def check_allowed(changed: list[Difference], section: type[Section], allowed: It
 
 
 def format_diff(changed: list[Difference], most: int = 5) -> str:
-    """Format differences as part of a sentence, at most `most` of them."""
+    """Format at most `most` differences as part of a sentence."""
     parts = [f"{key} was {json.dumps(then)}, is {json.dumps(now)}" for key, then, now in changed[:most]]
     more = len(changed) - most
     return "; ".join(parts) + (f" and {more} more" if more > 0 else "")
 
 
 def allowed_in(run_dir: Path) -> set[str]:
-    """The keys whose changes were allowed since the run was started."""
+    """The keys that the user has allowed to change since the run was started."""
     return {row["key"] for row in read_rows(run_dir / CHANGES)}
 
 
-def training_part(config: TrainingConfig) -> dict[str, Any]:
-    """The part of the recipe that a checkpoint records: keys that decide order, meaning or updates of the weights."""
+def recorded_part(config: TrainingConfig) -> dict[str, Any]:
+    """The part of the recipe that a checkpoint records: keys that affect order, updates or compatibility."""
     return select_by_effect(config, _RECORDED)
 
 
-def completed(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The recipe part that a checkpoint of an older version records, with the defaults of newer keys.
+def fill_recorded_part(recorded: dict[str, Any]) -> dict[str, Any]:
+    """The part of the recipe that an older version recorded in a checkpoint, with defaults for newer keys.
 
     Raises:
-        UserError: It has keys or values that are no longer known.
+        UserError: It has unknown keys or values.
     """
     data = {"data": recorded["data"]} if "data" in recorded else {}
-    return training_part(TrainingConfig.model_validate({**recorded, "data": None})) | data
+    return recorded_part(TrainingConfig.model_validate({**recorded, "data": None})) | data
 
 
-def _lies_in(key: str, parts: Iterable[str]) -> bool:
+def _is_within(key: str, parts: Iterable[str]) -> bool:
     return any(key == part or key.startswith((f"{part}.", f"{part}[")) for part in parts)

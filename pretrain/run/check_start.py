@@ -1,5 +1,5 @@
-"""Refuses starts that would silently retrain a run whose checkpoints are missing, resume after the last step, or ignore
-initial values of weights that come from another model."""
+"""Refuses launches that would silently retrain a run whose checkpoints are missing, resume after the last step, or
+ignore keys that set initial values of imported weights."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -18,24 +18,24 @@ _STEP = "step-"
 def check_checkpoints_exist(run_dir: Path, checkpoints: str) -> None:
     """Refuse to restart a run at step 0 if its checkpoints are missing, for example because a volume is not mounted.
 
-    Every launch claims the location before its first row of metrics, and a launch that resumed records its step in
-    launches.jsonl. A run that was killed before its first checkpoint has claimed the location, and may start again.
+    Every launch claims the location before its first row of metrics, and a launch that resumes records its step in
+    launches.jsonl. A run that was killed before its first checkpoint has claimed the location, and may restart.
 
     Raises:
         UserError: The location has no checkpoints, but the run's records show that it had some.
     """
     if any(name.startswith(_STEP) for name in open_folder(checkpoints).names()):
         return
-    rows, starts = run_dir / "metrics.jsonl", run_dir / "launches.jsonl"
+    rows, launches = run_dir / "metrics.jsonl", run_dir / "launches.jsonl"
     reached = max((row.get("step", 0) for row in read_rows(rows)), default=None)
-    resumed = max((row.get("step", 0) for row in read_rows(starts)), default=0)
+    resumed = max((row.get("step", 0) for row in read_rows(launches)), default=0)
     if resumed == 0 and (reached is None or read_owner(checkpoints) is not None):
         return
     known = f"{rows.name} has rows up to step {reached}" if reached is not None else "it was trained before"
-    known += f", and {starts.name} has a launch from the checkpoint of step {resumed}" if resumed else ""
+    known += f", and {launches.name} has a launch from the checkpoint of step {resumed}" if resumed else ""
     raise UserError(
         f"{checkpoints} holds no checkpoints of {run_dir}, but {known}; mount the volume or restore the checkpoints, "
-        f"or, to train from step 0 again, set name=… for a new run or remove {rows.name} and {starts.name}"
+        f"or, to train from step 0 again, set name=… for a new run or remove {rows.name} and {launches.name}"
     )
 
 
@@ -56,17 +56,17 @@ def check_steps_left(run_dir: Path, config: TrainingConfig, step: int) -> None:
         )
 
 
-def check_init_keys(model: ModelConfig, lacking: Collection[str] = ()) -> None:
-    """Refuse initial values of weights that `model.init_from` provides: they would be ignored.
+def check_init_keys(model: ModelConfig, missing: Collection[str] = ()) -> None:
+    """Refuse keys that set initial values of weights that `model.init_from` provides: they would be ignored.
 
     Args:
-        lacking: The parameters that the model at `init_from` does not have.
+        missing: The parameters that the model at `init_from` does not have.
 
     Raises:
-        UserError: A key sets such values.
+        UserError: Such a key is set.
     """
     for key, default, parameter in (("output_bias", "zeros", "word_bias"), ("word_init", "random", "word.weight")):
-        if model.init_from is not None and getattr(model, key, default) != default and parameter not in lacking:
+        if model.init_from is not None and getattr(model, key, default) != default and parameter not in missing:
             raise UserError(
                 f"model.{key}={getattr(model, key)} initializes new weights, but model.init_from="
                 f"{model.init_from} provides them; set model.{key}={default}, or remove init_from"

@@ -10,17 +10,17 @@ from multihop.common.files import read_json_object
 from multihop.pretrain.config import TrainingConfig
 
 GAVE_UP = "gave-up.json"
-"""Why a restart would fail too: {"code": the exit code, "message": one sentence}."""
+"""File that says why a restart would fail too: {"code": the exit code, "message": one sentence}."""
 
 STOP_FILE = "stop"
-"""Asks the ranks to save and exit."""
+"""File that asks the ranks to save and exit."""
 RESTART_FILE = "restart"
-"""Written by the driver, which restarts the ranks once they have saved and exited."""
+"""File that the driver writes to restart the ranks once they have saved and exited."""
 
 ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
 """Files that rank 0 appends rows to."""
 JOURNAL = "journal"
-"""Folder of a run in an object store with these rows."""
+"""Folder with these rows, for a run in an object store."""
 
 
 def read_config(run_dir: Path) -> TrainingConfig:

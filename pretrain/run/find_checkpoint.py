@@ -1,4 +1,4 @@
-"""The checkpoint that a user names, with its model and its tokenizer."""
+"""Finds the checkpoint at a path that a user gives, with its model and its tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,36 +22,36 @@ class FoundCheckpoint:
     manifest: CheckpointManifest
     model: ModelConfig
     data: Manifest
-    """The manifest of the run's data, which has the tokenizer, or two for pairs; their files were checked."""
+    """The manifest of the run's data, which has the tokenizer, or two for pairs, whose files were verified."""
     data_folder: Path
     skipped: list[str]
     """Why newer checkpoints were skipped."""
 
 
 def find_checkpoint(path: str, step: int | None = None) -> FoundCheckpoint:
-    """The checkpoint at `path`; its tokenizer is that of the run's data. The newest one is verified, others are not.
+    """Find the checkpoint at `path`, with the tokenizer of the run's data. Only the newest checkpoint is verified.
 
     Args:
         path: A run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
         step: The checkpoint's step; None: the newest good one.
 
     Raises:
-        UserError: There is no such checkpoint, or no data with its tokenizer beside it.
+        UserError: There is no such checkpoint, or the run's data with its tokenizer is missing.
     """
     location, saved, skipped = locate_checkpoint(path, step)
-    run_dir = run_of(path)
+    run_dir = run_dir_of(path)
     data = _data_of(run_dir, saved)
     return FoundCheckpoint(location, saved, _model_of(run_dir, saved), data, run_dir / "data", skipped)
 
 
-def run_of(path: str) -> Path:
-    """The run's directory, which has its data: `path` itself, or above its checkpoints."""
+def run_dir_of(path: str) -> Path:
+    """The run's directory, which contains its data: `path`, or a parent of it."""
     folder = Path(path).absolute()
     return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
 
 
 def checkpoints_at(path: str) -> str:
-    """The location of the checkpoints, given a run's folder or the location itself.
+    """The location of the checkpoints, given a run's directory or the location itself.
 
     Raises:
         UserError: There are none.

@@ -1,7 +1,7 @@
-"""Health of a run: detects plateaus and representation collapse from hidden states and attention.
+"""Health metrics of a run: detects plateaus and representation collapse from hidden states and attention.
 
 In a plateau of the loss the last hidden states of different tokens become nearly parallel, and attention is learned
-slowly (Gopalani and Hu 2025, arXiv 2506.13688): the loss alone does not tell this from slow progress.
+slowly (Gopalani and Hu 2025, arXiv 2506.13688). The loss alone does not distinguish this from slow progress.
 """
 
 import math
@@ -15,21 +15,21 @@ from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.relative_positions import spread
+from multihop.pretrain.models.relative_positions import expand_by_distance
 from multihop.pretrain.objectives.batch import Batch
 
 _PARTS = 16
-"""The model runs on one of this many equal parts of the held-out samples."""
+"""The model runs on the first of this many equal parts of the held-out samples."""
 _QUERIES = 16
-"""Number of queries of a sequence whose attention is measured, evenly spaced."""
+"""Number of evenly spaced queries of a sequence whose attention is measured."""
 
 
 def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
     """`hidden_cosine`, `hidden_rank` and `attention_entropy` over all ranks. A collective call.
 
-    The rank is the effective rank as a share of what it can be, and the entropy a share of what uniform attention has:
-    both are 0 to 1 in a model of any size. The model runs once more, on a sixteenth of the held-out samples, so that
-    the computation of the held-out loss does not change.
+    The effective rank is divided by its maximum, and the entropy by that of uniform attention: both are 0 to 1 in a
+    model of any size. The model runs once more, on a sixteenth of the held-out samples, so that the computation of the
+    held-out loss does not change.
     """
     share = batches.heldout(parts=_PARTS)
     hidden, device = engine.module.config.hidden, engine.ranks.device
@@ -37,28 +37,28 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
     sums = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
     is_counted = True
 
-    def current() -> Iterator[Batch]:
+    def micro_batches() -> Iterator[Batch]:
         nonlocal is_counted
         for batch in share.micro_batches:
             heartbeat()
-            is_counted = any(batch.counts.values())  # others are borrowed, and another rank counts them
+            is_counted = any(batch.counts.values())  # else it is borrowed, and another rank counts it
             yield batch
 
-    def see_states(states: Tensor) -> None:
+    def on_states(states: Tensor) -> None:
         if is_counted:
             each = states.double()
             sums["tokens"] += len(each)
             sums["directions"] += F.normalize(each, dim=-1).sum(0)
             sums["products"] += each.T @ each
 
-    def see_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
+    def on_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
         if is_counted:
-            entropies, counted = attention_entropies(query, key, relative, sequences, causal)
+            entropies, measured = attention_entropies(query, key, relative, sequences, causal)
             sums["entropies"] += entropies.sum()
-            sums["queries"] += counted.sum()
+            sums["queries"] += measured.sum()
 
-    with capture_activations(engine.module, see_states, see_attention):
-        engine.evaluate(current())
+    with capture_activations(engine.module, on_states, on_attention):
+        engine.evaluate(micro_batches())
     for total in sums.values():
         engine.ranks.all_reduce_sum_(total)
     tokens = int(sums["tokens"])
@@ -70,9 +70,9 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
 
 
 def mean_cosine(directions: Tensor, count: int) -> float:
-    """Mean cosine between two different ones of `count` vectors; NaN if there is only one.
+    """Mean cosine similarity of all pairs of `count` different vectors; NaN if there is only one.
 
-    |sum of unit vectors|^2 is the sum of the cosines of all pairs, those of a vector with itself, `count`, included.
+    |sum of unit vectors|^2 is the sum of the cosines of all pairs, including each vector with itself (`count`).
 
     Args:
         directions: float64 (H,), the sum of the vectors, each divided by its norm.
@@ -81,10 +81,10 @@ def mean_cosine(directions: Tensor, count: int) -> float:
 
 
 def effective_rank(products: Tensor) -> float:
-    """exp(entropy) of the singular values' shares of their sum, 1 to H (Roy and Vetterli 2007, section 2).
+    """exp(entropy) of the normalized singular values, 1 to H (Roy and Vetterli 2007, section 2).
 
-    Not centred, as for the embeddings of Garrido et al. 2023 (RankMe): states with a large common part have a low rank,
-    also if what is left of them has every direction.
+    The states are not centered, like the embeddings of Garrido et al. 2023 (RankMe): states with a large common
+    component have a low rank, even if the rest of them has all directions.
 
     Args:
         products: float64 (H, H), X^T X of a matrix X (N, H) or a multiple of it; its eigenvalues are the squares of the
@@ -99,17 +99,17 @@ def effective_rank(products: Tensor) -> float:
 def attention_entropies(
     query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Entropy of attention weights as a share of the log of the number of keys that a query sees: 1 for uniform
-    attention, 0 for attention to one key.
+    """Entropy of attention weights, divided by the log of the number of keys that a query sees: 1 for uniform
+    attention, 0 for attention to a single key.
 
-    Measures up to 16 evenly spaced queries of each sequence, and none that see only one key.
+    It is measured for up to 16 evenly spaced queries of each sequence, except those that see only one key.
 
     Args:
         query, key: (N, heads, width).
         relative: (N, heads, C), as in `attention.attend`.
 
     Returns:
-        The entropies, float32 (S, heads, 16), 0 where not measured, and where they are measured, bool of this shape.
+        The entropies, float32 (S, heads, 16), 0 where not measured; a bool mask of this shape, true where measured.
     """
     starts, lengths = sequences.cu_seqlens[:-1, None], sequences.cu_seqlens.diff()[:, None]
     columns = torch.arange(sequences.max_seqlen, device=query.device)
@@ -118,11 +118,13 @@ def attention_entropies(
     keys = key[starts + torch.minimum(columns, lengths - 1)].float()  # (S, T, heads, width)
     scores = torch.einsum("sqhw,sthw->shqt", query[starts + rows].float(), keys)
     if relative is not None:
-        scores += spread(relative[starts + rows].float().transpose(1, 2), rows[:, None], len(columns), causal)
+        scores += expand_by_distance(
+            relative[starts + rows].float().transpose(1, 2), rows[:, None], len(columns), causal
+        )
     scores *= query.shape[-1] ** -0.5
     seen = rows + 1 if causal else lengths.expand_as(rows)
     visible = (columns < seen[..., None])[:, None]  # (S, 1, 16, T)
     weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
-    counted = (seen > 1)[:, None].expand(scores.shape[:-1])
+    measured = (seen > 1)[:, None].expand(scores.shape[:-1])
     entropies = torch.special.entr(weights).sum(-1) / seen.clamp(min=2).log()[:, None]
-    return entropies * counted, counted
+    return entropies * measured, measured

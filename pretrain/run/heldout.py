@@ -1,4 +1,4 @@
-"""The held-out loss, and its baselines: the losses of two models that use no context."""
+"""The held-out loss, and two baselines: the losses of models without context."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +12,12 @@ from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.run.health import health
 
-_MOST_SOURCES = 16
-"""The most sources whose losses are measured one by one: each takes a pass over the model on every rank."""
+_MAX_SOURCES = 16
+"""Maximum number of sources whose losses are measured separately: each takes a forward pass on every rank."""
 
 
-def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
-    """Means in nats of sums over all ranks: `loss`, which is optimised, its parts, and the accuracy on pairs."""
+def mean_losses(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
+    """Means in nats from sums over all ranks: `loss`, which is optimized, its parts, and the accuracy on pairs."""
     parts = {f"{name}_loss": sums[name] / counts[name] for name in sums if name in counts}
     for name in ("nsp", "sop"):
         if f"{name}_hits" in sums:
@@ -26,14 +26,12 @@ def means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
 
 
 def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """The held-out loss, its parts, that of each source, the losses of the two references on the same tokens, and the
-    model's health.
+    """The held-out loss, its parts, the loss of each source, those of the two baselines on the same tokens, and the
+    model's health. A collective call.
 
-    `unigram_gain` is the share of the unigram model's loss that the language model's loss is below it: McFadden's R^2
-    (1974), with the unigram model as the null model. It does not depend on the vocabulary's size through a unit, as a
-    difference in nats does: 0 on the plateau, 1 at most, negative before the token frequencies are learned.
-
-    A collective call.
+    `unigram_gain` is 1 - loss / unigram loss, McFadden's R^2 (1974) with the unigram model as the null model. Unlike a
+    difference in nats, it is comparable between vocabularies: 0 on the plateau, 1 at most, negative before the token
+    frequencies are learned.
 
     Raises:
         UserError: The held-out samples have no token to predict. Raised on all ranks.
@@ -42,13 +40,15 @@ def evaluate(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None
     manifest = batches.data.manifest
     targets = np.concatenate([batch.targets for batch in share.micro_batches])
     unigram_sum = unigram_loss(batches.token_counts, targets) * len(targets) if len(targets) else 0.0
-    references = {"unigram": unigram_sum, "targets": float(len(targets))}
-    sums = engine.ranks.all_reduce_sum({**engine.evaluate(_resetting(share.micro_batches, heartbeat)), **references})
+    baselines = {"unigram": unigram_sum, "targets": float(len(targets))}
+    sums = engine.ranks.all_reduce_sum(
+        {**engine.evaluate(_with_heartbeat(share.micro_batches, heartbeat)), **baselines}
+    )
     counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in share.counts.items()})
     if not sums["targets"]:
         raise UserError(_nothing_to_predict(batches))
     unigram = sums.pop("unigram") / sums.pop("targets")
-    losses = means(sums, counts)
+    losses = mean_losses(sums, counts)
     language_model = losses[f"{batches.config.objective.needs.predicts}_loss"]
     return {
         **{f"heldout_{name}": value for name, value in losses.items()},
@@ -74,8 +74,8 @@ def unigram_loss(token_counts: NDArray[np.int64], targets: NDArray[np.int64]) ->
     """Mean cross-entropy in nats of predicting each target by its frequency in the training text.
 
     Args:
-        token_counts: int64 (V,), of the training text.
-        targets: int64 (N,), the tokens that the held-out loss is computed on.
+        token_counts: int64 (V,), the counts in the training text.
+        targets: int64 (N,), the tokens on which the held-out loss is computed.
     """
     return float(-unigram_log_probabilities(token_counts)[targets].mean())
 
@@ -86,16 +86,16 @@ def uniform_loss(vocab_size: int) -> float:
 
 
 def _losses_by_source(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """`source0/heldout_mlm_loss` and so on where there are several sources. A collective call.
+    """`source0/heldout_mlm_loss` and so on if there are several sources. A collective call.
 
-    The samples are evaluated a second time, in micro-batches of one source: the sums of the first time are not
-    touched, whose rounding depends on which samples are in a micro-batch together.
+    The samples are evaluated again, in micro-batches of one source, so that the sums of the held-out loss do not
+    change: their rounding depends on which samples share a micro-batch.
     """
-    if not 1 < len(batches.data.manifest.sources) <= _MOST_SOURCES:
+    if not 1 < len(batches.data.manifest.sources) <= _MAX_SOURCES:
         return {}
     losses, name = {}, batches.config.objective.needs.predicts
     for source, share in batches.heldout_by_source().items():
-        sums = engine.ranks.all_reduce_sum(engine.evaluate(_resetting(share.micro_batches, heartbeat)))
+        sums = engine.ranks.all_reduce_sum(engine.evaluate(_with_heartbeat(share.micro_batches, heartbeat)))
         counts = engine.ranks.all_reduce_sum({name: float(count) for name, count in share.counts.items()})
         if counts[name]:
             losses[f"source{source}/heldout_{name}_loss"] = sums[name] / counts[name]
@@ -113,7 +113,7 @@ def _nothing_to_predict(batches: BatchBuilder) -> str:
     )
 
 
-def _resetting(batches: Iterable[Batch], heartbeat: Callable[[], None]) -> Iterator[Batch]:
+def _with_heartbeat(batches: Iterable[Batch], heartbeat: Callable[[], None]) -> Iterator[Batch]:
     for batch in batches:
         heartbeat()
         yield batch

@@ -1,4 +1,4 @@
-"""The hooks of the training loop, and three of them: the watchdog, stop requests and profiler traces.
+"""The hooks of the training loop, and the watchdog, stop requests and profiler traces behind them.
 
 A stop is requested by SIGTERM or SIGINT to any rank, or by a file `stop` or `restart` in the run directory. A profiler
 trace of some steps is requested while a run is training: `echo 3 > RUN_DIR/trace`.
@@ -28,13 +28,13 @@ log = logging.getLogger("multihop")
 
 @dataclass(frozen=True)
 class Hooks:
-    """The functions by which the training loop reports and asks."""
+    """The functions that the training loop calls to report and to check for requests."""
 
     emit: Callable[[Row], None]
     """Writes a row of metrics; called on every rank."""
     save: Callable[[TrainState], None]
     """Saves a checkpoint; called on every rank."""
-    note_skipped: Callable[[int, Row], None]
+    record_skipped: Callable[[int, Row], None]
     """Records the number and the losses of a step that was skipped because it was not finite or had no token to
     predict; called on every rank."""
     heartbeat: Callable[[], None]
@@ -44,14 +44,14 @@ class Hooks:
     trace_requested: Callable[[], int]
     """The number of steps that this rank was asked to trace since the last call."""
     trace: Callable[[int], None]
-    """Called before each step with the number of steps to trace from it on, on all ranks; 0: no new request."""
+    """Called before each step on all ranks, with the number of steps to trace from it on; 0: no new request."""
 
 
 def watchdog(timeout_s: float) -> Callable[[], None]:
     """Start a timer, and return a function that resets it; when it expires, the process dumps all stacks and exits.
 
-    The timer is a thread outside of Python, which a deadlock does not stop. One stuck rank makes all others wait, so
-    that each rank dumps its own stacks; the driver restarts them.
+    The timer is a native thread, which a deadlock in Python does not stop. One stuck rank makes all others wait, so all
+    ranks dump their stacks; the driver restarts them.
     """
 
     def heartbeat() -> None:
@@ -62,9 +62,9 @@ def watchdog(timeout_s: float) -> Callable[[], None]:
 
 
 def stop_requests(run_dir: Path, rank: int) -> Callable[[], bool]:
-    """Handle SIGTERM and SIGINT from now on; call the result to ask whether the run should save and exit.
+    """Handle SIGTERM and SIGINT from now on; the result is a function that returns whether to save and exit.
 
-    The loop shares every rank's answer with all ranks, so only rank 0 looks for the files.
+    The loop shares every rank's answer with all ranks, so only rank 0 checks for the files.
     """
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,15 +73,15 @@ def stop_requests(run_dir: Path, rank: int) -> Callable[[], bool]:
     return lambda: bool(received) or (rank == 0 and any(file.exists() for file in files))
 
 
-def requested_steps(request: Path) -> int:
-    """Read and remove the file `request`: the number of steps to trace; 0 without a file or a valid number in it."""
+def read_trace_request(request: Path) -> int:
+    """Read and remove the file `request`; returns the number of steps to trace, or 0 without a file or valid number."""
     try:
         with open_regular(request) as file:
             text = file.read(_MAX_REQUEST_BYTES)
     except FileNotFoundError:
         return 0
     except IsADirectoryError:
-        return 0  # not a request, and not to be removed
+        return 0  # not a request, so it is not removed
     except OSError as error:
         log.warning("%s cannot be read: %s", request, error.strerror)
         text = b""
@@ -94,7 +94,7 @@ def requested_steps(request: Path) -> int:
 
 
 class Tracer:
-    """Traces one rank's steps into a file that chrome://tracing and Perfetto open."""
+    """Traces steps of one rank to a file for chrome://tracing and Perfetto."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank, self._left = folder, rank, 0

@@ -5,11 +5,11 @@ for every remaining step:
     forward and backward each micro-batch             multihop.pretrain.engine.engine
     start to sum the next step's counts               multihop.pretrain.data.loader, multihop.pretrain.engine.ranks
     update with the step's learning rate              multihop.pretrain.optim.schedule
-    log, evaluate, save or stop where it is due
+    log, evaluate, save or stop if due
 
-A device is waited for once a step, in the update, for the gradient's norm. The batch of the next step is taken, and its
-counts are summed by the hosts, while the device works; requests to stop or trace travel with the counts, so that all
-ranks act on them at the same step. Losses are read from the device only where they are logged.
+The host waits for the device once per step, in the update, for the gradient's norm. While the device works, the hosts
+take the next step's batch and sum its counts; requests to stop or trace are sent with the counts, so that all ranks act
+on them at the same step. Losses are read from the device only when they are logged.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from multihop.common.json_lines import Row
 from multihop.pretrain.checkpoint.manifest import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
-from multihop.pretrain.data.loader import stream
+from multihop.pretrain.data.loader import prefetch_batches
 from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
 from multihop.pretrain.optim.schedule import learning_rate
-from multihop.pretrain.run.heldout import evaluate, means
+from multihop.pretrain.run.heldout import evaluate, mean_losses
 from multihop.pretrain.run.hooks import Hooks
-from multihop.pretrain.run.throughput import Clock, step_flops
+from multihop.pretrain.run.throughput import ThroughputMeter, step_flops
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
     last = total_steps(config.phases)
     if progress.step == 0:
         hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
-    coming = stream(batches, range(progress.step, last), config.engine.data_workers)
-    clock = Clock()
-    share = _start_next(engine, batches, clock.wait_for(coming), hooks)()
+    prefetched = prefetch_batches(batches, range(progress.step, last), config.engine.data_workers)
+    meter = ThroughputMeter()
+    share = _start_next(engine, batches, meter.next_batch(prefetched), hooks)()
     while progress.step < last:
         step, row, applied, stopping = progress.step, Row(), True, False
         log_due = (step + 1) % config.engine.log_interval == 0 or step + 1 == last
@@ -75,7 +75,7 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
             hooks.trace(int(share.totals["trace"]))
             empty = share.is_empty
             sums = {} if empty else _forward_backward(engine, config, share, hooks.heartbeat)
-            start_next = _start_next(engine, batches, clock.wait_for(coming), hooks)
+            start_next = _start_next(engine, batches, meter.next_batch(prefetched), hooks)
             lr = learning_rate(config.phases, step)
             result = StepResult(0.0, False) if empty else engine.step(lr)
             applied = result.applied
@@ -85,22 +85,22 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
             progress.skipped += not applied
             if not empty:  # an empty step is no sign of divergence
                 progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
-            clock.count(share.totals)
+            meter.count(share.totals)
             share = start_next()
             stopping = share is not None and share.totals["stop"] > 0
         progress.step += 1
 
         if not applied:
-            hooks.note_skipped(step, row)
+            hooks.record_skipped(step, row)
             hooks.emit(_progress_row(batches, progress) | {"skipped_step": step, "lr": row["lr"]})
             if progress.skipped_in_a_row >= config.engine.max_consecutive_nonfinite_steps:
                 raise FloatingPointError(_nonfinite_message(step, progress))
         elif row:
-            hooks.emit(_progress_row(batches, progress) | row | clock.rates(peak_flops, engine.ranks.device))
-            clock = Clock()
+            hooks.emit(_progress_row(batches, progress) | row | meter.rates(peak_flops, engine.ranks.device))
+            meter = ThroughputMeter()
         if progress.step % config.engine.eval_interval == 0 or progress.step == last:
             hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
-            clock = Clock()
+            meter = ThroughputMeter()
         if progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping:
             hooks.save(progress)
         if stopping:
@@ -111,9 +111,9 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
 def _start_next(
     engine: Engine, batches: BatchBuilder, batch: RankBatch | None, hooks: Hooks
 ) -> Callable[[], _Share | None]:
-    """Start to sum over the ranks the totals that all need before a step; call the result to wait for them.
+    """Start to sum over the ranks the totals that a step needs; call the result to wait for them.
 
-    The result is None after the last step, on all ranks, which then exchange nothing.
+    After the last step the result returns None, on all ranks, which then exchange nothing.
     """
     if batch is None:
         return lambda: None
@@ -128,7 +128,7 @@ def _start_next(
 def _forward_backward(
     engine: Engine, config: TrainingConfig, share: _Share, heartbeat: Callable[[], None]
 ) -> dict[str, Tensor]:
-    """Accumulate the step's gradient; this rank's sums over its micro-batches, which stay on the device."""
+    """Accumulate the step's gradient; returns this rank's sums over its micro-batches, on the device."""
     sums: dict[str, Tensor] = {}
     for number, micro_batch in enumerate(share.batch.micro_batches):
         heartbeat()
@@ -141,7 +141,7 @@ def _forward_backward(
 def _losses(engine: Engine, sums: dict[str, Tensor], share: _Share) -> dict[str, float]:
     """A step's losses over all ranks. Waits for the device."""
     scalars = read_scalars(sums) if sums else dict.fromkeys(share.divisors, 0.0)
-    return means(engine.ranks.all_reduce_sum(scalars), share.divisors)
+    return mean_losses(engine.ranks.all_reduce_sum(scalars), share.divisors)
 
 
 def _metrics(engine: Engine, lr: float, result: StepResult) -> Row:

@@ -1,4 +1,4 @@
-"""The rows that rank 0 writes: metrics.jsonl, launches.jsonl with the time of each part of a launch, skipped.jsonl."""
+"""The rows that rank 0 writes: metrics.jsonl, launches.jsonl with the durations of a launch's parts, skipped.jsonl."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def sync_metrics(metrics: IO[str]) -> None:
 def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], None]:
     """A function that appends skipped steps to skipped.jsonl, with their samples, losses and gradient norms."""
 
-    def note(step: int, losses: Row) -> None:
+    def record(step: int, losses: Row) -> None:
         ids = batches.order.samples_of_step(step)
         row = {"step": step, "phase": ids.phase, "samples": ids.samples.tolist()}
         row |= {name: repr(value) for name, value in losses.items()}
@@ -60,18 +60,18 @@ def skipped_writer(path: Path, batches: BatchBuilder) -> Callable[[int, Row], No
             log.warning("skipped step %d: non-finite loss or gradient: loss %s, gradient norm %s", step, loss, norm)
         append_row(path, row)
 
-    return note
+    return record
 
 
 class LaunchTimes:
-    """The time before the first step: seconds by part, in order.
+    """The seconds before the first step, by part, in order.
 
-    After a restart: detect_s (from the last row of metrics until the failure was noticed) and queue_s (until nodes were
-    free). On a cluster: schedule_s (until Ray had placed the ranks) and import_s. Then the parts that `lap` ends.
+    After a restart: detect_s (from the last row of metrics until the failure was detected) and queue_s (until nodes
+    were free). On a cluster: schedule_s (until Ray had placed the ranks) and import_s. Then the parts that `lap` ends.
     """
 
     def __init__(self) -> None:
-        """Create it once this process has imported what it needs."""
+        """Create it once this process has imported everything."""
         self._last = time.time()
         times: dict[str, float] = json.loads(os.environ.get(TIMES, "{}"))
         self.seconds: dict[str, float] = {
@@ -105,7 +105,7 @@ def append_launch(
         nodes: Number of nodes that the ranks are on.
         launch_id: This launch's random id.
         step: Step of the checkpoint that it resumes from; 0: none.
-        rejected: Sentences about newer checkpoints that are not usable.
+        rejected: Sentences about newer checkpoints that were rejected.
         rate: Measured floating-point operations per second of a matrix product on this rank's device.
     """
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"

@@ -1,5 +1,4 @@
-"""Throughput of a run: tokens and FLOPs per second, and rank 0's use of its machine, under names that MLflow shows as
-system metrics."""
+"""Throughput of a run: tokens and FLOPs per second, and rank 0's system metrics, under MLflow's prefix."""
 
 import resource
 import sys
@@ -21,20 +20,20 @@ _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass
-class Clock:
-    """Measures the steps since the last logged one: time, tokens, FLOPs, and time spent waiting for batches."""
+class ThroughputMeter:
+    """Measures the steps since the last logged one: time, tokens, FLOPs, and the time spent waiting for batches."""
 
     started: float = field(default_factory=time.monotonic)
     cpu_started: float = field(default_factory=time.process_time)
-    waited: float = 0.0
+    waited_s: float = 0.0
     tokens: int = 0
     flops: float = 0.0
 
-    def wait_for(self, coming: Iterator[RankBatch]) -> RankBatch | None:
-        """The next batch; None after the last one."""
+    def next_batch(self, batches: Iterator[RankBatch]) -> RankBatch | None:
+        """Wait for the next batch; None after the last one."""
         before = time.monotonic()
-        batch = next(coming, None)
-        self.waited += time.monotonic() - before
+        batch = next(batches, None)
+        self.waited_s += time.monotonic() - before
         return batch
 
     def count(self, totals: Mapping[str, float]) -> None:
@@ -43,11 +42,11 @@ class Clock:
         self.flops += totals["flops"]
 
     def rates(self, peak_flops: float, device: torch.device) -> Row:
-        """Metrics of the steps counted so far; `mfu` is the share of `peak_flops`, the rate of all ranks' devices."""
+        """Metrics of the counted steps; `mfu` is the fraction of `peak_flops`, the rate of all ranks' devices."""
         elapsed = time.monotonic() - self.started
         return {
             "tokens_per_s": self.tokens / elapsed,
-            "data_wait": self.waited / elapsed,
+            "data_wait": self.waited_s / elapsed,
             "tflops_per_s": self.flops / elapsed / 1e12,
             "mfu": self.flops / elapsed / peak_flops,
             **usage(device, time.process_time() - self.cpu_started, elapsed),
@@ -65,13 +64,13 @@ def step_flops(model: ModelConfig, vocab_size: int, batch: Batch) -> float:
 
 
 def usage(device: torch.device, cpu_s: float, elapsed_s: float) -> Row:
-    """CPU cores busy with this process, and its peak memory on the host and the GPU so far, in GB (1e9 bytes).
+    """Average number of busy CPU cores of this process, and its peak memory so far, on host and GPU, in GB (1e9 bytes).
 
     Args:
         cpu_s: Seconds of CPU time that this process used within `elapsed_s`.
     """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
     row = {"system/cpu_cores": cpu_s / elapsed_s, "system/peak_memory_gb": peak / 1e9}
-    if device.type == "cuda":  # the allocator's own count: without waiting for the device
+    if device.type == "cuda":  # the allocator's count does not wait for the device
         row["system/gpu_peak_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
     return row

@@ -1,4 +1,4 @@
-"""One rank's part of a training run: wires data, engine, checkpoints and records together, and runs the loop."""
+"""One rank's part of a training run: connects data, engine, checkpoints and records, and runs the loop."""
 
 import faulthandler
 import logging
@@ -33,67 +33,69 @@ from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kerne
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.environment import LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
-from multihop.pretrain.run.changes import training_part
+from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
-from multihop.pretrain.run.hooks import Hooks, Tracer, requested_steps, stop_requests, watchdog
+from multihop.pretrain.run.hooks import Hooks, Tracer, read_trace_request, stop_requests, watchdog
+from multihop.pretrain.run.load_engine import LoadedEngine, load_engine
 from multihop.pretrain.run.loop import train
 from multihop.pretrain.run.records import LaunchTimes, append_launch, metrics_writer, skipped_writer, sync_metrics
-from multihop.pretrain.run.start_engine import Start, start_engine
 
 _LOCK_TIMEOUT_S = 90.0
-"""Seconds to wait for the lock: the ranks of a driver that was killed may take a moment to exit."""
+"""Seconds to wait for the lock: the ranks of a killed driver may take a moment to exit."""
 
 log = logging.getLogger("multihop")
 
 
 @dataclass(frozen=True)
 class _Resume:
-    """The checkpoint to resume from, and the ids of the run and of this start; other ranks than 0 know the first three
-    fields."""
+    """The checkpoint to resume from, and the ids of the run and this launch. Ranks other than 0 have only the first
+    three fields."""
 
     step: int
     """Step of the checkpoint to resume from; -1: none."""
     launch: str
-    """This start's random id."""
+    """This launch's random id."""
     run: str
-    """The first eight digits of the run's id."""
+    """The first eight hex digits of the run's id."""
     run_id: str
     rejected: list[str]
-    """Sentences about newer checkpoints that are not usable."""
+    """Sentences about newer checkpoints that were rejected."""
 
 
 def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] = sys.stdout) -> int:
-    """Train this rank's part of the run in `run_dir` until it is done or stopped on request; the exit code."""
+    """Train this rank's part of the run in `run_dir` until it is done or stopped on request; returns the exit code."""
     config = read_config(run_dir)
     if config.engine.deterministic:
         use_deterministic_kernels()
     stop_requested = stop_requests(run_dir, ranks.rank)
-    streams = REMOTE_RUN in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
-    shard_request_dir = run_dir if streams else None
-    data = open_dataset(run_dir / "data", await_shard if streams else None)
+    fetches_shards = (
+        REMOTE_RUN in os.environ and config.data is not None and config.data.shuffle_window_shards is not None
+    )
+    shard_request_dir = run_dir if fetches_shards else None
+    data = open_dataset(run_dir / "data", await_shard if fetches_shards else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
     resume = _resolve_resume(run_dir, config, data, ranks)
     times.lap("check_s")
 
     rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
     share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
-    over_ranks = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
-    peak_flops = over_ranks["rate"]
+    totals = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
+    peak_flops = totals["rate"]
     sizes = micro_batch_sizes(config, run_dir, ranks, shard_request_dir)
     batches = BatchBuilder.open(
         config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, shard_request_dir
     )
-    start = start_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
+    loaded = load_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
     journal = _journal(run_dir) if ranks.rank == 0 and REMOTE_RUN in os.environ else None
     writer = _checkpoint_writer(run_dir, config, ranks, resume, journal)
-    writer.prepare(start.engine.state()[0])
+    writer.prepare(loaded.engine.state()[0])
 
     if ranks.rank == 0:
         truncate_torn_line(run_dir / "metrics.jsonl")
         times.lap("restore_s")
         first_step = max(0, resume.step)
-        nodes = round(over_ranks["nodes"])
+        nodes = round(totals["nodes"])
         append_launch(run_dir / "launches.jsonl", ranks, nodes, resume.launch, first_step, resume.rejected, rate, times)
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:
@@ -102,16 +104,16 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
             stack.callback(journal.close)
         hooks = Hooks(
             emit=metrics_writer(metrics, console) if ranks.rank == 0 else _ignore,
-            save=_saver(config, data, ranks, start, writer, metrics, resume.run_id),
-            note_skipped=skipped_writer(run_dir / "skipped.jsonl", batches) if ranks.rank == 0 else _ignore,
+            save=_saver(config, data, ranks, loaded, writer, metrics, resume.run_id),
+            record_skipped=skipped_writer(run_dir / "skipped.jsonl", batches) if ranks.rank == 0 else _ignore,
             heartbeat=watchdog(config.engine.hang_timeout_s),
             stop_requested=stop_requested,
-            trace_requested=lambda: requested_steps(run_dir / "trace") if ranks.rank == 0 else 0,
+            trace_requested=lambda: read_trace_request(run_dir / "trace") if ranks.rank == 0 else 0,
             trace=tracer.before_step,
         )
         try:
-            finished = train(start.engine, batches, start.state, hooks, peak_flops)
-        except FloatingPointError:  # on all ranks at once; the save in progress must not be lost with them
+            finished = train(loaded.engine, batches, loaded.state, hooks, peak_flops)
+        except FloatingPointError:  # on all ranks at once; the save in progress must not be lost
             writer.wait()
             ranks.broadcast(0)  # no rank exits before rank 0 has committed
             raise
@@ -125,18 +127,18 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         )
     ranks.broadcast(0)  # no rank exits before rank 0 has committed
     faulthandler.cancel_dump_traceback_later()
-    start.engine.destroy()
+    loaded.engine.destroy()
     if lock is not None:
         lock.release()
     return DONE if finished else STOPPED
 
 
 def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, ranks: Ranks) -> _Resume:
-    """Find the newest good checkpoint; rank 0 clears what was never committed and builds the sample indexes."""
+    """Find the newest good checkpoint; rank 0 also removes what was never committed, and builds the sample indexes."""
     checkpoints, launch, run_id = checkpoints_of(run_dir, config), secrets.randbits(32), ""
     if ranks.rank == 0:
         if REMOTE_RUN not in os.environ:
-            # For a run in an object store the driver has checked this: a node's copy may have rows of a removed run.
+            # For a run in an object store the driver checks this, because a node's copy may have rows of a removed run.
             check_checkpoints_exist(run_dir, checkpoints)
         run_id = claim_checkpoints(run_dir, checkpoints, os.environ.get(REMOTE_RUN))
     saved, rejected = newest_good_shared(checkpoints, ranks)
@@ -146,7 +148,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
         swept = sweep(checkpoints, saved.step if saved else None, f"{run_id[:8]}-{launch:08x}")
         for sentence in rejected + swept:
             log.warning(sentence)
-        if SUPERVISED not in os.environ:  # the driver has built them otherwise
+        if SUPERVISED not in os.environ:  # else the driver has built them
             build_indexes(run_dir / "index", data, config)
             build_word_vectors(run_dir / "index", data, config.model)
     launch = ranks.broadcast(launch)
@@ -155,7 +157,7 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
 
 
 def _journal(run_dir: Path) -> JournalWriter:
-    """The writer that uploads rank 0's rows to the object store; rows before a save are uploaded before its commit."""
+    """A writer that uploads rank 0's rows to the object store; rows before a save are uploaded before its commit."""
     truncate_torn_line(run_dir / "metrics.jsonl")
     return JournalWriter(open_folder(f"{os.environ[REMOTE_RUN]}/{JOURNAL}"), int(os.environ[LAUNCH]), run_dir, ROWS)
 
@@ -178,7 +180,7 @@ def _saver(
     config: TrainingConfig,
     data: TokenDataset,
     ranks: Ranks,
-    start: Start,
+    loaded: LoadedEngine,
     writer: CheckpointWriter,
     metrics: IO[str],
     run_id: str,
@@ -186,7 +188,7 @@ def _saver(
     def save(progress: TrainState) -> None:
         if ranks.rank == 0:
             sync_metrics(metrics)
-        tensors, updates, counters = start.engine.state()
+        tensors, updates, counters = loaded.engine.state()
         manifest = CheckpointManifest(
             run=run_id or None,
             step=progress.step,
@@ -197,12 +199,12 @@ def _saver(
             counters=counters,
             world_size=ranks.world_size,
             zero_stage=config.engine.zero_stage,
-            parameters={name: list(shape) for name, shape in start.engine.parameters.items()},
+            parameters={name: list(shape) for name, shape in loaded.engine.parameters.items()},
             files=[],
-            recipe=training_part(config),
+            recipe=recorded_part(config),
             data_fingerprint=data.manifest.fingerprint,
             tokenizer_sha256=data.manifest.tokenizers_sha256,
-            parent=start.parent,
+            parent=loaded.parent,
             mlflow_run_id=os.environ.get(MLFLOW_RUN_ID),
         )
         writer.save(tensors, manifest)
@@ -223,4 +225,4 @@ def _lock(run_dir: Path) -> FileLock:
 
 
 def _ignore(*_: object) -> None:
-    """The hook of ranks that do not write."""
+    """Replaces hooks on ranks that do not write."""

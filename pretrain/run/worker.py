@@ -2,7 +2,7 @@
 
 Its command is `python -m multihop.pretrain.run.worker RUN_DIR`.
 It needs neither Ray nor MLflow. It reads RUN_DIR/recipe.json and RUN_DIR/data, resumes from the newest checkpoint that
-verifies, and writes metrics.jsonl, checkpoints/ and logs/. It exits with one of `multihop.common.errors`.
+verifies, and writes metrics.jsonl, checkpoints/ and logs/. Its exit codes are those in `multihop.common.errors`.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import IO
 from multihop.common.errors import FAILED, USER_ERROR, UserError
 from multihop.common.files import DISK_FULL, make_folder, open_append, write_atomically
 from multihop.common.machine import disable_malloc_trim
-from multihop.pretrain.engine.ranks import join
+from multihop.pretrain.engine.ranks import join_process_group
 from multihop.pretrain.environment import SUPERVISED
 from multihop.pretrain.run.files import GAVE_UP
 from multihop.pretrain.run.records import LaunchTimes
@@ -38,7 +38,7 @@ def main() -> int:
         return USER_ERROR
     times = LaunchTimes()
     try:
-        ranks = join(run_dir)
+        ranks = join_process_group(run_dir)
         times.lap("rendezvous_s")
         code = train_run(run_dir, ranks, times, console)
         ranks.shutdown()
@@ -54,8 +54,8 @@ def main() -> int:
 
 
 def _log_to(path: Path) -> IO[str]:
-    """Redirect all output of this process, native code's included, to `path`; returns the former standard output."""
-    make_folder(path.parent, mode=0o700)  # native code may print anything
+    """Redirect all output of this process, including native code's, to `path`; returns the former standard output."""
+    make_folder(path.parent, mode=0o700)  # native code may print secrets
     console = os.fdopen(os.dup(1), "w")
     with open_append(path) as file:
         os.dup2(file.fileno(), 1)

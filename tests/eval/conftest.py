@@ -1,4 +1,4 @@
-"""Labelled sets in their official formats, made up here, and small runs to try them on."""
+"""Labeled sets in their official formats, made up here, and small runs to try them on."""
 
 import io
 import random

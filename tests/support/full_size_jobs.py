@@ -16,7 +16,7 @@ from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model_on_meta, make_param_init
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
-from multihop.pretrain.run.start_engine import restore
+from multihop.pretrain.run.load_engine import restore
 
 
 def go_on(

@@ -12,7 +12,7 @@ from kinds_of_families import AT_HUGGING_FACE
 from torch import Tensor
 from torch.nn import functional as F
 
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
@@ -146,7 +146,7 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
         inputs["is_random_next" if family == "bert" else "is_swapped"] = rng.integers(0, 2, len(lengths))
         theirs["token_type_ids"] = padded(token_type_ids, 0)
     inputs["packed"] = pack(ids, cumulative_lengths(lengths), token_type_ids)
-    return Text(on_device(inputs, torch.device("cpu")), theirs, real, padded(labels, -100))
+    return Text(to_device(inputs, torch.device("cpu")), theirs, real, padded(labels, -100))
 
 
 def our_answers(model: Any, text: Text) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.packed_tokens import PackedTokens, cumulative_lengths, pack
 
@@ -13,7 +13,7 @@ from multihop.pretrain.packed_tokens import PackedTokens, cumulative_lengths, pa
 def packed(ids: Tensor, lengths: Sequence[int], token_type_ids: Tensor | None = None) -> PackedTokens[Tensor]:
     """Sequences of these lengths, which lie one after another in `ids`, int64 (N,)."""
     types = None if token_type_ids is None else token_type_ids.numpy()
-    return packed_on_device(pack(ids.numpy(), cumulative_lengths(lengths), types), torch.device("cpu"))
+    return packed_to_device(pack(ids.numpy(), cumulative_lengths(lengths), types), torch.device("cpu"))
 
 
 def sequences_of(lengths: Sequence[int]) -> Sequences:

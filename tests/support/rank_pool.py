@@ -91,10 +91,10 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int, secret: str)
     }
     import torch
 
-    from multihop.pretrain.engine.ranks import join
+    from multihop.pretrain.engine.ranks import join_process_group
 
     torch.set_num_threads(1)
-    ranks = join()
+    ranks = join_process_group()
     while True:
         try:
             job, arguments = pipe.recv()

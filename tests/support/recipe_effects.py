@@ -28,7 +28,7 @@ from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights, make_param_init
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.optimizers import build_optimizer
@@ -54,14 +54,14 @@ class RecipeEffects:
     @cached_property
     def batches(self) -> str:
         """All steps of a run and its held-out samples, as the second of two ranks sees them."""
-        made = self._maker(1, 2)
+        made = self._builder(1, 2)
         return _hash(
             batch for step in range(total_steps(self.recipe.phases)) for batch in made.step(step).micro_batches
         )
 
     @cached_property
     def heldout(self) -> str:
-        return _hash(self._maker(0, 1).heldout().micro_batches)
+        return _hash(self._builder(0, 1).heldout().micro_batches)
 
     @cached_property
     def schedule(self) -> list[Any]:
@@ -74,7 +74,7 @@ class RecipeEffects:
         model = self._model()
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         torch.manual_seed(1)
-        sums = model(**on_device(self._maker(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu")))
+        sums = model(**to_device(self._builder(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu")))
         return shapes, [float(value.detach()) for value in sums.values()]
 
     @cached_property
@@ -93,7 +93,7 @@ class RecipeEffects:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        inputs = on_device(self._maker(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu"))
+        inputs = to_device(self._builder(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu"))
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             sums = model(**inputs)
         assert sums
@@ -129,7 +129,7 @@ class RecipeEffects:
     def checkpoints(self) -> str:
         return checkpoints_of(Path("/runs/run"), self.recipe)
 
-    def _maker(self, rank: int, ranks: int) -> BatchBuilder:
+    def _builder(self, rank: int, ranks: int) -> BatchBuilder:
         build_indexes(self.index, open_dataset(self.data), self.recipe)
         micro_batch = self.recipe.engine.micro_batch_size
         assert isinstance(micro_batch, int)

@@ -10,7 +10,7 @@ from rank_jobs import VOCABULARY, some_batches
 from torch import Tensor
 
 from multihop.pretrain.config import OptimizerConfig, TrainingConfig
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights, uses_weight_decay
 
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
@@ -42,7 +42,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
         model.zero_grad()
         loss = torch.zeros(())
         for batch in batches:
-            sums = model(**on_device(batch.inputs, torch.device("cpu")))
+            sums = model(**to_device(batch.inputs, torch.device("cpu")))
             for name in batch.counts:
                 loss = loss + sums[name] / sum(other.counts[name] for other in batches)
         loss.backward()

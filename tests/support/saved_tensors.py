@@ -12,8 +12,8 @@ from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
 RUN = "0123456789abcdef" * 2
-START = f"{RUN[:8]}-0000aaaa"
-"""The part of a start in the names of its files."""
+LAUNCH = f"{RUN[:8]}-0000aaaa"
+"""RUN-LAUNCH, as it is in the names of a launch's files."""
 RECIPE = {"seed": 1, "optimizer": {"eps": 1e-06, "betas": [0.9, 0.999]}, "name": "é"}
 
 
@@ -43,7 +43,7 @@ def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPE
 def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: CheckpointManifest, **kept: Any) -> str:
     """Save as ranks would, each of which owns a part."""
     kept = {"keep": 9, **kept}
-    writers = [CheckpointWriter(checkpoints, rank, len(parts), START, **kept) for rank in range(len(parts))]
+    writers = [CheckpointWriter(checkpoints, rank, len(parts), LAUNCH, **kept) for rank in range(len(parts))]
     for writer, part in zip(writers, parts, strict=True):
         writer.save(part, manifest)
     for writer in reversed(writers):
@@ -65,7 +65,7 @@ def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> st
 
 def rank_file(rank: int) -> str:
     """Return the name of the file that `save` writes."""
-    return f"rank-{rank:04d}.{START}.safetensors"
+    return f"rank-{rank:04d}.{LAUNCH}.safetensors"
 
 
 def as_given(manifest: CheckpointManifest) -> CheckpointManifest:

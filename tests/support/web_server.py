@@ -1,4 +1,4 @@
-"""A web server for tests whose misbehaviour is set by class attributes."""
+"""A web server for tests whose misbehavior is set by class attributes."""
 
 import hashlib
 import http.server

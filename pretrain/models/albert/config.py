@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from multihop.pretrain.models.config import SIZES, TRAINING, EncoderConfig
+from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, EncoderConfig
 from multihop.pretrain.models.family import Family, sizes
 
 
@@ -15,7 +15,7 @@ class AlbertConfig(EncoderConfig):
 
     family: Annotated[Literal["albert"], SIZES] = "albert"
     embedding: Annotated[int, SIZES] = Field(ge=1)
-    """Width of the embeddings, which a projection widens to `hidden`; default `hidden`."""
+    """Width of the embeddings, which are projected to `hidden`; default `hidden`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -37,8 +37,8 @@ class AlbertConfig(EncoderConfig):
         source_lengths: NDArray[np.int64] | None = None,
     ) -> float:
         """See `ModelConfig.train_flops`."""
-        widening = float(lengths.sum()) * self.embedding * self.hidden
-        return super().train_flops(vocab_size, lengths, predicted) + 2 * TRAINING * widening
+        projection = float(lengths.sum()) * self.embedding * self.hidden
+        return super().train_flops(vocab_size, lengths, predicted) + 2 * TRAINING_FACTOR * projection
 
 
 FAMILY = Family(

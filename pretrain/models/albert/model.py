@@ -6,18 +6,24 @@ from torch.nn import functional as F
 from multihop.pretrain.models.albert.config import AlbertConfig
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.layers.blocks import (
+    PostNormLayer,
+    apply_layers,
+    embed_with_positions,
+    gelu_tanh,
+    position_embedding,
+)
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.init import add_neighbours, truncated_normal_
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-12
 
 
 class Albert(Model):
-    """The encoder and its two pretraining heads. E is the width of the embeddings, H that of the residual stream."""
+    """The encoder and its two pretraining heads. E is the width of the embeddings, H of the residual stream."""
 
     config: AlbertConfig
 
@@ -30,7 +36,7 @@ class Albert(Model):
         self.embedding_norm = nn.LayerNorm(config.embedding, eps=EPS)
         self.dropout = Dropout(config.dropout)
         self.widen = nn.Linear(config.embedding, config.hidden)
-        # A list of one: what is applied to a model's blocks from outside iterates over `layers`.
+        # A list of one block, because code outside that transforms a model's blocks iterates over `layers`.
         self.layers = nn.ModuleList([PostNormLayer(config, causal=False, activation=gelu_tanh, eps=EPS)])
         self.pooler = nn.Linear(config.hidden, config.hidden)
         self.transform = nn.Linear(config.hidden, config.embedding)
@@ -55,17 +61,17 @@ class Albert(Model):
         assert cache is None, "ALBERT is not causal"
         sequences = Sequences.of(packed)
         types = packed.token_type_ids
-        x = embed_at(self.word, self.position, packed, sparse_lookup_grad)
+        x = embed_with_positions(self.word, self.position, packed, sparse_lookup_grad)
         x = x + (self.segment.weight[0] if types is None else self.segment(types))
         x = self.widen(self.dropout(self.embedding_norm(x)))
         return apply_layers([self.layers[0]] * self.config.layers, x, sequences, token_indices)
 
     def pool(self, first: Tensor) -> Tensor:
-        """(S, H) -> (S, H): the first token's state of each sequence through a dense layer and a tanh."""
+        """(S, H) -> (S, H): a dense layer and a tanh, applied to the first token's state of each sequence."""
         return self.pooler(first).tanh()
 
     def lm_head_transform(self, hidden: Tensor) -> Tensor:
-        """(M, H) -> (M, E): what the output projection is applied to."""
+        """(M, H) -> (M, E): the inputs of the output projection."""
         return self.transform_norm(F.gelu(self.transform(hidden), approximate="tanh"))
 
     def lm_head(self, hidden: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ class Albert(Model):
         mlm = fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, labels)
         pairs = self.sentence_order(self.pool(hidden[len(masked_positions) :])).float()
         if is_swapped is None:
-            # The head of pairs gets a gradient of zeros, with which all ZeRO stages update it alike.
+            # The pair head gets a gradient of zeros, with which all ZeRO stages update it alike.
             return {"mlm": mlm + 0.0 * pairs.sum()}
         return {
             "mlm": mlm,

@@ -6,11 +6,17 @@ from torch.nn import functional as F
 from multihop.pretrain.models.bert.config import BertConfig
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
+from multihop.pretrain.models.layers.blocks import (
+    PostNormLayer,
+    apply_layers,
+    embed_with_positions,
+    gelu,
+    position_embedding,
+)
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.init import add_neighbours, truncated_normal_
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-12
@@ -55,17 +61,17 @@ class Bert(Model):
         assert cache is None, "BERT is not causal"
         sequences = Sequences.of(packed)
         types = packed.token_type_ids
-        x = embed_at(self.word, self.position, packed, sparse_lookup_grad)
+        x = embed_with_positions(self.word, self.position, packed, sparse_lookup_grad)
         x = x + (self.segment.weight[0] if types is None else self.segment(types))
         x = self.dropout(self.embedding_norm(x))
         return apply_layers(self.layers, x, sequences, token_indices)
 
     def pool(self, first: Tensor) -> Tensor:
-        """(S, H) -> (S, H): the first token's state of each sequence through a dense layer and a tanh."""
+        """(S, H) -> (S, H): a dense layer and a tanh, applied to the first token's state of each sequence."""
         return self.pooler(first).tanh()
 
     def lm_head_transform(self, hidden: Tensor) -> Tensor:
-        """(M, H) -> (M, H): what the output projection is applied to."""
+        """(M, H) -> (M, H): the inputs of the output projection."""
         return self.transform_norm(F.gelu(self.transform(hidden)))
 
     def lm_head(self, hidden: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ class Bert(Model):
         mlm = fused_linear_cross_entropy(masked, self.word.weight, self.word_bias, labels)
         pairs = self.next_sentence(self.pool(hidden[len(masked_positions) :])).float()
         if is_random_next is None:
-            # The head of pairs gets a gradient of zeros, with which all ZeRO stages update it alike.
+            # The pair head gets a gradient of zeros, with which all ZeRO stages update it alike.
             return {"mlm": mlm + 0.0 * pairs.sum()}
         return {
             "mlm": mlm,

@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014) whose masks cost a quarter of torch's on a CPU.
 
 torch draws one number per element on one core, which takes as long as a matrix product. Here each 64-bit number
-decides four elements by 16 bits each: a rate of 0.1 becomes 6554 / 65536 = 0.100006, and the scale follows it.
+decides four elements by 16 bits each: a rate of 0.1 becomes 6554 / 65536 = 0.100006, and the scale is adjusted to it.
 """
 
 from math import prod
@@ -23,7 +23,7 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and the result: of any shape."""
+        """x and the result have any shape."""
         if not self.training or self.rate == 0.0:
             return x
         if x.device.type != "cpu":
@@ -32,13 +32,13 @@ class Dropout(nn.Module):
         return out
 
 
-def kept_share(rate: float) -> float:
-    """The share of elements that `keep_mask` keeps on average."""
+def keep_probability(rate: float) -> float:
+    """The probability that `keep_mask` keeps an element."""
     return 1 - round(rate * _LEVELS) / _LEVELS
 
 
 def keep_mask(shape: torch.Size, rate: float, device: torch.device = _CPU) -> Tensor:
-    """bool of `shape`, false with probability `rate`, drawn from torch's generator of the device."""
+    """A bool tensor of `shape`, false with probability `rate`, drawn from torch's default generator of the device."""
     elements = prod(shape)
     bits = torch.empty((elements + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
     return bits.view(torch.int16)[:elements].view(shape) >= round(rate * _LEVELS) - _LEVELS // 2
@@ -54,7 +54,7 @@ class _Drop(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
         kept = keep_mask(x.shape, rate)
         ctx.save_for_backward(kept)
-        ctx.scale = 1 / kept_share(rate)
+        ctx.scale = 1 / keep_probability(rate)
         return torch.where(kept, x, 0.0).mul_(ctx.scale)
 
     @staticmethod

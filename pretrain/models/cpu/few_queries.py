@@ -1,11 +1,11 @@
-"""Attention of a few queries to many keys, where texts are generated."""
+"""Attention of few queries to many keys, during generation."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
-def attend_from_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def few_query_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), without a gradient.
 
     On a CPU by two products of small matrices: torch's fused attention, which is made for many queries, takes 1.6 to 4

@@ -6,11 +6,17 @@ from torch.nn import functional as F
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.gpt.config import GPTConfig
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.layers.blocks import (
+    PostNormLayer,
+    apply_layers,
+    embed_with_positions,
+    gelu_tanh,
+    position_embedding,
+)
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.init import STD
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-5
@@ -45,7 +51,7 @@ class GPT(Model):
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert packed.token_type_ids is None, "GPT has no token types"
         sequences = Sequences.of(packed, cache)
-        x = self.dropout(embed_at(self.word, self.position, packed, sparse_lookup_grad))
+        x = self.dropout(embed_with_positions(self.word, self.position, packed, sparse_lookup_grad))
         return apply_layers(self.layers, x, sequences, token_indices)
 
     def lm_head(self, hidden: Tensor) -> Tensor:

@@ -8,11 +8,17 @@ from torch.nn import functional as F
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.gpt2.config import GPT2Config
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import PreNormLayer, apply_layers, embed_at, gelu_tanh, position_embedding
+from multihop.pretrain.models.layers.blocks import (
+    PreNormLayer,
+    apply_layers,
+    embed_with_positions,
+    gelu_tanh,
+    position_embedding,
+)
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.init import STD
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-5
@@ -35,7 +41,8 @@ class GPT2(Model):
         self.final_norm = nn.LayerNorm(config.hidden, eps=EPS)
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
-        """Normal; into the residual stream divided by sqrt(2 * layers) (section 2.3), positions as in the code."""
+        """Normal; projections into the residual stream are divided by sqrt(2 * layers) (section 2.3). Positions have
+        the standard deviation of the published code."""
         std = 0.01 if name == "position.weight" else STD
         if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
             std /= math.sqrt(2 * self.config.layers)
@@ -51,7 +58,7 @@ class GPT2(Model):
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert packed.token_type_ids is None, "GPT-2 has no token types"
         sequences = Sequences.of(packed, cache)
-        x = self.dropout(embed_at(self.word, self.position, packed, sparse_lookup_grad))
+        x = self.dropout(embed_with_positions(self.word, self.position, packed, sparse_lookup_grad))
         return self.final_norm(apply_layers(self.layers, x, sequences, token_indices))
 
     def lm_head(self, hidden: Tensor) -> Tensor:

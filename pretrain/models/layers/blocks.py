@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from multihop.pretrain.models.config import AttentionConfig, StackConfig, distances
+from multihop.pretrain.models.config import AttentionConfig, StackConfig, num_relative_distances
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences, attend
 from multihop.pretrain.packed_tokens import PackedTokens
@@ -25,11 +25,11 @@ class SelfAttention(nn.Module):
     def __init__(
         self, config: AttentionConfig, causal: bool, dropout: float | None = None, max_distance: int | None = None
     ) -> None:
-        """Make the projections.
+        """Create the projections.
 
         Args:
-            dropout: rate of the attention weights; None: that of the config.
-            max_distance: of relative positions; None: there are none.
+            dropout: the dropout rate of the attention weights; None: the rate in `config`.
+            max_distance: the maximum distance of relative positions; None: the module has none.
         """
         super().__init__()
         self.heads, self.causal = config.heads, causal
@@ -41,11 +41,11 @@ class SelfAttention(nn.Module):
         self.distance: nn.Linear | None = None
         if max_distance is not None:
             # Its rows are the embeddings of the clipped distances, which the heads share (Shaw et al. 2018, 3.3).
-            count = distances(max_distance, causal)
+            count = num_relative_distances(max_distance, causal)
             self.distance = nn.Linear(config.hidden // config.heads, count, bias=False)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
-        """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
+        """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`."""
         query, key, value = (project(x).view(len(x), self.heads, -1) for project in (self.query, self.key, self.value))
         relative = None if self.distance is None else self.distance(query)
         dropout = self.dropout if self.training else 0.0
@@ -63,7 +63,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.intermediate, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and the result: (N, H)."""
+        """x and the result are (N, H)."""
         return self.down(self.activation(self.up(x)))
 
 
@@ -79,7 +79,7 @@ class PostNormLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
-        """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
+        """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`."""
         x = self.attention_norm(
             select_tokens(x, token_indices) + self.dropout(self.attention(x, sequences, token_indices))
         )
@@ -98,7 +98,7 @@ class PreNormLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
-        """x: (N, H); the result: (N, H), or (M, H) of the tokens at `token_indices`."""
+        """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`."""
         x = select_tokens(x, token_indices) + self.dropout(
             self.attention(self.attention_norm(x), sequences, token_indices)
         )
@@ -106,16 +106,16 @@ class PreNormLayer(nn.Module):
 
 
 def select_tokens(x: Tensor, token_indices: Tensor | None) -> Tensor:
-    """(N, H) -> (M, H): the rows at `token_indices`, int64 (M,); None: all."""
+    """(N, H) -> (M, H): the rows at `token_indices`, int64 (M,); None selects all."""
     return x if token_indices is None else x.index_select(0, token_indices)
 
 
 def apply_layers(layers: Iterable[nn.Module], x: Tensor, sequences: Sequences, token_indices: Tensor | None) -> Tensor:
-    """x (N, H) through all layers: (N, H), or (M, H) of the tokens at `token_indices`, int64 (M,).
+    """Apply all layers to x (N, H); returns (N, H), or (M, H) for the tokens at `token_indices`, int64 (M,).
 
-    What follows the attention of the last layer is computed for these tokens only. It is three quarters of
-    its matrix products but for the attention scores, and few of its outputs are used where 15 % of the tokens are
-    masked, or one token represents a text.
+    In the last layer, what follows its attention is computed for these tokens only. That is three quarters of its
+    matrix products, attention scores aside, and few of its outputs are used where 15 % of the tokens are masked, or
+    one token represents a text.
     """
     *inner, last = layers
     for layer in inner:
@@ -128,22 +128,22 @@ def embed(table: nn.Embedding, ids: Tensor, sparse_lookup_grad: bool) -> Tensor:
     """Embeddings (N, H) of ids, int64 (N,).
 
     Args:
-        sparse_lookup_grad: the weight is the output matrix too and gets a dense gradient from there. On a CPU the
-            gradient of the lookup is then sparse: its few rows are added to the dense one instead of a second dense
-            one.
+        sparse_lookup_grad: whether the weight is also the output matrix, from which it gets a dense gradient. On a CPU
+            the lookup's gradient is then sparse: its few rows are added to the dense one, instead of a second dense
+            gradient.
     """
     return F.embedding(ids, table.weight, sparse=sparse_lookup_grad and ids.device.type == "cpu")
 
 
 def position_embedding(config: StackConfig) -> nn.Embedding | None:
-    """Absolute positions, learned; None where positions are relative."""
+    """Learned absolute position embeddings; None where positions are relative."""
     return None if config.positions == "relative" else nn.Embedding(config.max_positions, config.embedding_width)
 
 
-def embed_at(
+def embed_with_positions(
     word: nn.Embedding, position: nn.Embedding | None, packed: PackedTokens[Tensor], sparse_lookup_grad: bool
 ) -> Tensor:
-    """Embeddings (N, E) of tokens, and of their absolute positions where the model has them.
+    """The sum (N, E) of the embeddings of tokens and of their absolute positions, if the model has them.
 
     Args:
         sparse_lookup_grad: as in `embed`.

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multihop.pretrain.models.config import AttentionConfig
-from multihop.pretrain.models.cpu.few_queries import attend_from_few
-from multihop.pretrain.models.cpu.rectangles import Rectangle, RowPositions, row_positions
+from multihop.pretrain.models.cpu.few_queries import few_query_attention
+from multihop.pretrain.models.cpu.padded_batches import PaddedBatch, PaddingIndices, padding_indices
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.variable_length import attend_by_lengths
+from multihop.pretrain.models.layers.varlen_attention import varlen_attention
 
-_PADDED = 1 / 8
-"""How much shorter than the longest sequence of its bucket a sequence may be, as a share of that one."""
-_SLACK = 4
-"""Tokens by which it may always be shorter: one more bucket costs more than a few columns of scores."""
+_MAX_PADDING_RATIO = 1 / 8
+"""The most padding that a sequence may get in its bucket, as a share of the longest sequence."""
+_ALLOWED_PADDING = 4
+"""Tokens of padding that a sequence may always get: one more bucket costs more than a few columns of scores."""
 
 
 @dataclass(frozen=True)
@@ -29,56 +29,56 @@ class Pairs:
     keys: Sequences
 
     @property
-    def equal(self) -> bool:
+    def equal_lengths(self) -> bool:
         """Whether all sequences of either side have the same length."""
-        return self.queries.equal and self.keys.equal
+        return self.queries.equal_lengths and self.keys.equal_lengths
 
     @cached_property
     def buckets(self) -> "list[PairBucket]":
         """Groups of pairs whose lengths are similar on both sides."""
         queries, keys = (side.cu_seqlens.diff().tolist() for side in (self.queries, self.keys))
         return [
-            PairBucket(_rectangle(self.queries, queries, pairs), _rectangle(self.keys, keys, pairs))
-            for level in _grouped(range(len(queries)), queries)
-            for pairs in _grouped(level, keys)
+            PairBucket(_padded_batch(self.queries, queries, pairs), _padded_batch(self.keys, keys, pairs))
+            for group in _group_by_length(range(len(queries)), queries)
+            for pairs in _group_by_length(group, keys)
         ]
 
     @cached_property
-    def row_positions(self) -> tuple[RowPositions, RowPositions]:
+    def padding_indices(self) -> tuple[PaddingIndices, PaddingIndices]:
         """The positions of the queries and of the keys in all buckets."""
         queries, keys = ([bucket.queries for bucket in self.buckets], [bucket.keys for bucket in self.buckets])
-        return row_positions(queries, self.queries.tokens), row_positions(keys, self.keys.tokens)
+        return padding_indices(queries, self.queries.tokens), padding_indices(keys, self.keys.tokens)
 
 
 @dataclass(frozen=True)
 class PairBucket:
     """B pairs; the shorter ones are padded with their last tokens."""
 
-    queries: Rectangle
+    queries: PaddedBatch
     """(B, Tq)."""
-    keys: Rectangle
+    keys: PaddedBatch
     """(B, Tk)."""
 
 
-def _grouped(members: "list[int] | range", lengths: list[int]) -> list[list[int]]:
+def _group_by_length(members: "list[int] | range", lengths: list[int]) -> list[list[int]]:
     """Groups of similar lengths, the longest first."""
     groups: list[list[int]] = []
     for member in sorted(members, key=lambda each: -lengths[each]):
         longest = lengths[groups[-1][0]] if groups else 0
-        if groups and lengths[member] >= min(longest * (1 - _PADDED), longest - _SLACK):
+        if groups and lengths[member] >= min(longest * (1 - _MAX_PADDING_RATIO), longest - _ALLOWED_PADDING):
             groups[-1].append(member)
         else:
             groups.append([member])
     return groups
 
 
-def _rectangle(side: Sequences, lengths: list[int], pairs: list[int]) -> Rectangle:
+def _padded_batch(side: Sequences, lengths: list[int], pairs: list[int]) -> PaddedBatch:
     """Gather the chosen sequences of one side."""
     device, chosen = side.cu_seqlens.device, [lengths[pair] for pair in pairs]
     each, columns = torch.tensor(chosen, device=device)[:, None], torch.arange(max(chosen), device=device)
     starts = side.cu_seqlens[torch.tensor(pairs, device=device)][:, None]
-    real = None if min(chosen) == max(chosen) else columns < each
-    return Rectangle(starts + torch.minimum(columns, each - 1), real)
+    mask = None if min(chosen) == max(chosen) else columns < each
+    return PaddedBatch(starts + torch.minimum(columns, each - 1), mask)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -86,8 +86,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 @torch.compiler.disable
-def by_buckets(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: Attend) -> Tensor:
-    """`attend` applied to rectangles of pairs of similar lengths.
+def apply_by_bucket(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: Attend) -> Tensor:
+    """Apply `attend` to padded batches of pairs of similar lengths.
 
     Args:
         query: (Nq, Q); key: (Nk, K); value: (Nk, V).
@@ -95,64 +95,65 @@ def by_buckets(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: 
     Returns:
         (Nq, V).
     """
-    if pairs.equal:
+    if pairs.equal_lengths:
         sequences = len(pairs.queries.cu_seqlens) - 1
         q, k, v = (part.view(sequences, -1, part.shape[1]) for part in (query, key, value))
         return attend(q, k, v, None).reshape(len(query), -1)
-    of_queries, of_keys = pairs.row_positions
-    queries, keys, values = of_queries.spread(query), of_keys.spread(key), of_keys.spread(value)
-    done = [
-        attend(q, k, v, bucket.keys.real).flatten(0, 1)
+    query_indices, key_indices = pairs.padding_indices
+    queries, keys, values = query_indices.pad(query), key_indices.pad(key), key_indices.pad(value)
+    attended = [
+        attend(q, k, v, bucket.keys.mask).flatten(0, 1)
         for bucket, q, k, v in zip(pairs.buckets, queries, keys, values, strict=True)
     ]
-    return of_queries.gather(torch.cat(done))
+    return query_indices.unpad(torch.cat(attended))
 
 
 @torch.compiler.disable
-def attend_across(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None = None) -> Tensor:
-    """Dot-product attention of each token of the queries to the tokens of its sequence of keys.
+def cross_attend(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None = None) -> Tensor:
+    """Dot-product attention of each query to the keys of the other sequence of its pair.
 
     Args:
         query: (Nq, heads, width); key, value: (Nk, heads, width).
-        scale: of the scores; None: width**-0.5.
+        scale: the factor of the scores; None: width**-0.5.
 
     Returns:
         (Nq, heads, width).
     """
     heads = query.shape[1]
-    if query.device.type == "cuda" and not pairs.equal:
-        return attend_by_lengths(query, key, value, pairs.queries.bounds, pairs.keys.bounds, scale=scale)
+    if query.device.type == "cuda" and not pairs.equal_lengths:
+        return varlen_attention(query, key, value, pairs.queries.bounds, pairs.keys.bounds, scale=scale)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (q, k, v))
-        mask = None if real is None else real[:, None, None]
+        mask = None if mask is None else mask[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
 
-    return by_buckets(query.flatten(1), key.flatten(1), value.flatten(1), pairs, attend).view(query.shape)
+    return apply_by_bucket(query.flatten(1), key.flatten(1), value.flatten(1), pairs, attend).view(query.shape)
 
 
 @dataclass(frozen=True)
 class PaddedSource:
-    """The tensors of S sources while targets grow, stored once per source whatever the number of its hypotheses."""
+    """Projected encoder outputs of S sources during decoding, stored once per source whatever the number of beams."""
 
     parts: tuple[Tensor, ...]
-    """(S, …) each, padded to the longest source: keys and values of cross-attention, for instance."""
-    real: Tensor | None
+    """(S, …) each, padded to the longest source: the keys and values of attention."""
+    mask: Tensor | None
     """bool (S, T), false at the padding; None without padding."""
 
     def select(self, sources: Tensor) -> Self:
-        """The chosen sources, int64 (S',), in this order."""
-        real = None if self.real is None else self.real.index_select(0, sources)
-        return type(self)(tuple(part.index_select(0, sources) for part in self.parts), real)
+        """Select sources, int64 (S',), in this order."""
+        mask = None if self.mask is None else self.mask.index_select(0, sources)
+        return type(self)(tuple(part.index_select(0, sources) for part in self.parts), mask)
 
-    def keep(self, sources: Tensor) -> Self:
-        """Overwrite this one in place with the same tensors without a gradient."""
-        real = None if self.real is None else keep_rows(self.real, sources)
-        return type(self)(tuple(keep_rows(part, sources) for part in self.parts), real)
+    def select_(self, sources: Tensor) -> Self:
+        """Select sources as `select` does, in the memory of this one's tensors, which it overwrites; without a
+        gradient."""
+        mask = None if self.mask is None else select_rows_(self.mask, sources)
+        return type(self)(tuple(select_rows_(part, sources) for part in self.parts), mask)
 
 
-def keep_rows(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
-    """`x.index_select(dim, rows)`, no more rows than x has, in x's memory: only rows that move are copied."""
+def select_rows_(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """`x.index_select(dim, rows)` in x's memory, for at most as many rows as x has: only rows that move are copied."""
     moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
     if len(moved):
         x.index_copy_(dim, moved, x.index_select(dim, rows[moved]))
@@ -160,12 +161,12 @@ def keep_rows(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
 
 
 def pad_source(parts: tuple[Tensor, ...], sequences: Sequences) -> PaddedSource:
-    """Packed rows, (N, ·) each, as rectangles."""
+    """Pad packed tensors, (N, ·) each, to the longest sequence."""
     lengths = sequences.cu_seqlens.diff()
     columns = torch.arange(sequences.max_seqlen, device=lengths.device)
-    at = sequences.cu_seqlens[:-1, None] + torch.minimum(columns, lengths[:, None] - 1)
-    rows = tuple(part.index_select(0, at.flatten()).view(*at.shape, -1) for part in parts)
-    return PaddedSource(rows, None if sequences.equal else columns < lengths[:, None])
+    indices = sequences.cu_seqlens[:-1, None] + torch.minimum(columns, lengths[:, None] - 1)
+    padded = tuple(part.index_select(0, indices.flatten()).view(*indices.shape, -1) for part in parts)
+    return PaddedSource(padded, None if sequences.equal_lengths else columns < lengths[:, None])
 
 
 class CrossAttention(nn.Module):
@@ -185,26 +186,27 @@ class CrossAttention(nn.Module):
             project(side).view(len(side), self.heads, -1)
             for project, side in ((self.query, x), (self.key, source), (self.value, source))
         )
-        return self.output(attend_across(query, key, value, pairs).flatten(1))
+        return self.output(cross_attend(query, key, value, pairs).flatten(1))
 
-    def map_of(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
-        """The mean over the heads of the attention weights of one pair: (Nt, Ns); see `EncoderDecoder.attends_by`."""
+    def attention_map(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
+        """The mean over the heads of one pair's attention weights, (Nt, Ns); see
+        `EncoderDecoder.last_cross_attention`."""
         query, key = (
             project(side).view(len(side), self.heads, -1).transpose(0, 1)
             for project, side in ((self.query, x), (self.key, source))
         )
         return (query @ key.transpose(1, 2) * query.shape[2] ** -0.5).softmax(-1).mean(0)
 
-    def keep(self, source: Tensor, sequences: Sequences) -> PaddedSource:
-        """Keys and values of the encoder's states (Ns, H), for `advance`: (S, heads, T, width) each."""
+    def project_source(self, source: Tensor, sequences: Sequences) -> PaddedSource:
+        """Keys and values, (S, heads, T, width) each, of the encoder's outputs (Ns, H), for `decode_step`."""
         padded = pad_source((self.key(source), self.value(source)), sequences)
         parts = (part.unflatten(2, (self.heads, -1)).transpose(1, 2).contiguous() for part in padded.parts)
-        return PaddedSource(tuple(parts), padded.real)
+        return PaddedSource(tuple(parts), padded.mask)
 
-    def advance(self, x: Tensor, source: PaddedSource) -> Tensor:
-        """One token of each hypothesis: x and the result (S * beams, H). The beams of a source are rows of queries."""
+    def decode_step(self, x: Tensor, source: PaddedSource) -> Tensor:
+        """Attend from one token of each hypothesis: x and the result are (S * beams, H)."""
         key, value = source.parts
         query = self.query(x).view(len(key), -1, self.heads, key.shape[-1]).transpose(1, 2)
-        mask = None if source.real is None else source.real[:, None, None]
-        attended = attend_from_few(query, key, value, mask)
+        mask = None if source.mask is None else source.mask[:, None, None]
+        attended = few_query_attention(query, key, value, mask)
         return self.output(attended.transpose(1, 2).reshape(x.shape))

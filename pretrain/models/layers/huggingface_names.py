@@ -1,4 +1,4 @@
-"""How transformers names the parts of a family: the fields of `Names`, and the values that families share."""
+"""The names of a family's parts in transformers: the dataclass `Names`, and values that families share."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -6,85 +6,85 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Blocks:
-    """A list of blocks, such as `layers`."""
+    """The names of a list of blocks, such as `layers`."""
 
     prefix: str
-    """A block's name in transformers, with {} for its number; without {} all layers share one block."""
+    """A block's prefix in transformers, with {} for its number; without {}, all layers share one block."""
     modules: dict[str, str]
     """Module in a block -> its name in transformers."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """The counterpart of a family in the library transformers, as `pretrain/models/NAME/huggingface.py` declares it."""
+    """A family's counterpart in transformers, declared in `pretrain/models/NAME/huggingface.py`."""
 
     model_type: str
     architecture: str
     """The class with all pretraining heads."""
     prefix: str
-    """The beginning of all tensors' names but the heads'; files of the bare model leave it out."""
+    """The prefix of all tensors except those of the heads; files of the bare model omit it."""
     sizes: dict[str, str]
     """Field of `model` -> key in config.json. Without `intermediate`, transformers fixes it at 4 * hidden."""
     fixed: dict[str, tuple[Any, Any]]
-    """Key in config.json -> the value that this family's equations need, and the default of transformers."""
+    """Key in config.json -> the value that this family requires, and the default in transformers."""
     dropout: tuple[str, ...]
     """The keys of the dropout rates; the first one is read."""
     modules: dict[str, str]
     """Module or parameter outside the blocks -> its name in transformers."""
     blocks: dict[str, Blocks]
-    """The lists of blocks, by their names here."""
+    """The lists of blocks, by their names in our model."""
     heads: tuple[str, ...] = ()
-    """Prefixes of the heads that may be missing from a file."""
+    """Prefixes of heads that a file may lack."""
     copies: dict[str, str] = field(default_factory=dict)
     """Tied tensors that a file may repeat: name -> the original's name."""
     ignored: tuple[str, ...] = ()
-    """Tensors that have no counterpart here."""
+    """Tensors without a counterpart in our model."""
     conv1d: bool = False
-    """Matrices of the blocks are stored (in, out), and query, key and value concatenated along the outputs."""
+    """Whether the matrices of the blocks are stored (in, out), with query, key and value concatenated."""
     null_sizes: tuple[str, ...] = ()
-    """Fields of `model` that may be null in config.json, for the default of `model`."""
+    """Fields of `model` that may be null in config.json, which means the default of `model`."""
     dropout_when_absent: float = 0.1
     positions_after_pad: bool = False
-    """Positions start at pad_token_id + 1, as in fairseq: the rows before are unused."""
+    """Whether positions start at pad_token_id + 1, as in fairseq, so that the rows before are unused."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The values that `model`'s fields must have for the class of transformers."""
+    """Fields of `model` -> the values that the transformers class supports."""
     repeated: dict[str, str] = field(default_factory=dict)
-    """Keys in config.json that must have the value of another key of it."""
-    rows: tuple[str, ...] = ()
-    """Vectors of ours that are stored as matrices of one row."""
+    """Key in config.json -> another key that must have the same value."""
+    row_vectors: tuple[str, ...] = ()
+    """Our vectors that are stored as matrices with one row."""
     sinusoids: tuple[str, ...] = ()
-    """Fixed tensors that files may have: the sinusoids that our model computes."""
-    separate: dict[str, str] = field(default_factory=dict)
-    """Entries of `modules` that are others where source and target have vocabularies of their own."""
+    """Fixed tensors that files may have: sinusoids, which our model computes."""
+    separate_modules: dict[str, str] = field(default_factory=dict)
+    """Entries that replace those of `modules` if source and target have separate vocabularies."""
     separate_copies: dict[str, str] = field(default_factory=dict)
-    """`copies` of such a model."""
+    """The value that replaces `copies` if source and target have separate vocabularies."""
     thetas: dict[str, str] = field(default_factory=dict)
     """Type of layer in `rope_parameters` of config.json -> field of `model` with the base of its rotary positions,
     which files of transformers 4 have under the same name."""
     layer_types: str | None = None
-    """The field of `model` that says which layers are global, which files of transformers 4 have under the same name
-    and those of transformers 5 as the list `layer_types`."""
+    """The field of `model` that says which layers are global. Files of transformers 4 have it under the same name,
+    those of transformers 5 as the list `layer_types`."""
     special_ids: bool = False
     """config.json has cls_token_id and sep_token_id too, and none of the special ids may be null."""
-    only_segment: str | None = None
-    """The embedding of the only token type, which our model does not have: added to the positions on import."""
+    only_token_type: str | None = None
+    """The embedding of the only token type; our model has none, so that import adds it to the positions."""
 
     def with_two_vocabularies(self) -> "Names":
-        """The names where source and target have vocabularies of their own."""
-        return replace(self, modules={**self.modules, **self.separate}, copies=self.separate_copies)
+        """The names for a model whose source and target have separate vocabularies."""
+        return replace(self, modules={**self.modules, **self.separate_modules}, copies=self.separate_copies)
 
     @property
-    def concatenated_along(self) -> int:
-        """The dimension along which several of our tensors are one in transformers: that of the outputs."""
+    def concatenation_dim(self) -> int:
+        """The dimension along which tensors of ours that are one in transformers are concatenated: the outputs'."""
         return -1 if self.conv1d else 0
 
     def unused_positions(self, pad: int) -> int:
-        """How many rows of the stored position embedding come before the first position."""
+        """Number of rows of the stored position embedding before that of the first position."""
         return pad + 1 if self.positions_after_pad else 0
 
 
 def bert_embeddings(prefix: str) -> dict[str, str]:
-    """The embeddings of BERT and the families after it."""
+    """The names of the embeddings of BERT and its successors."""
     return {
         "word": f"{prefix}.embeddings.word_embeddings",
         "position": f"{prefix}.embeddings.position_embeddings",

@@ -13,7 +13,7 @@ class Model(nn.Module):
     """A Transformer over packed sequences: N tokens of S sequences in one flat tensor, without padding.
 
     Attributes:
-        word: the word embedding, (V, E), which is the output matrix too.
+        word: the token embedding, (V, E), which is also the output matrix.
         layers: the blocks, to which activation checkpointing and compilation are applied from outside.
     """
 
@@ -21,7 +21,7 @@ class Model(nn.Module):
     word: nn.Embedding
     layers: nn.ModuleList
     recurrent: ClassVar[bool] = False
-    """Whether a layer reads its weights once per time step, so that how often depends on the batch."""
+    """Whether a layer reads its weights once per time step: as often as the batch decides."""
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Set the initial values of a matrix or embedding, by its name, as the family was published.
@@ -40,19 +40,22 @@ class Model(nn.Module):
         """Hidden states (N, H), or (M, H) of the tokens at `token_indices`. Attention stays within each sequence.
 
         Args:
-            packed: with token types only where the family has them.
-            sparse_lookup_grad: the word embedding also gets a gradient from the output projection; see `embed`.
-            token_indices: int64 (M,), the tokens whose states are wanted, in this order; None: all.
-            cache: causal families only: has the keys and values of the tokens before these, and keeps those of these.
+            packed: may have token types only if the family has them.
+            sparse_lookup_grad: whether the token embedding also gets a gradient from the output projection; see
+                `embed`.
+            token_indices: int64 (M,), the tokens whose states to return, in this order; None: all.
+            cache: the keys and values of the preceding tokens, to which those of these tokens are added; causal
+                families only.
         """
         raise NotImplementedError
 
     def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
-        """The states between the layers, (N, H) each, as transformers' `hidden_states` counts them: 0 is the output of
-        the embeddings, i that of layer i, and the last one what `encode` returns, a final norm included."""
+        """The states between the layers, (N, H) each, numbered as in transformers' `hidden_states`: 0 is the output of
+        the embeddings, i that of layer i, and the last is the result of `encode`, after a final norm if there is one.
+        """
         states: list[Tensor] = []
-        # A layer that is applied several times, as ALBERT's, is recorded each time.
-        hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0])) for layer in self.layers]
+        # A layer that is applied several times, like ALBERT's, is recorded each time.
+        hooks = [layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])) for layer in self.layers]
         try:
             last = self.encode(packed)
         finally:

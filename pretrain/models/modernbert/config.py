@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from multihop.common.config import FINE_TUNING, MEMORY, UPDATES
 from multihop.common.errors import UserError
-from multihop.pretrain.models.config import SIZES, TRAINING, AttentionConfig, OutputBias, WordInit
+from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, AttentionConfig, OutputBias, WordInit
 from multihop.pretrain.models.family import Family, sizes
+
 
 def sizes_of_both(name: str, ettin: str) -> dict[str, dict[str, Any]]:
     """The presets that ModernBERT and its causal twin have in common.
@@ -125,7 +126,7 @@ class ModernBertConfig(ModernConfig):
     ) -> float:
         """See `ModelConfig.train_flops`. What follows the last layer's attention is computed for predicted tokens."""
         stack = self._multiply_adds(lengths, predicted, causal=False)
-        return 2 * TRAINING * (stack + predicted * self.hidden * (vocab_size + self.hidden))
+        return 2 * TRAINING_FACTOR * (stack + predicted * self.hidden * (vocab_size + self.hidden))
 
 
 FAMILY = Family(

@@ -63,9 +63,7 @@ class ModernLayer(nn.Module):
     def __init__(self, config: ModernConfig, layer: int, causal: bool) -> None:
         super().__init__()
         self.is_global = config.is_global(layer)
-        self.attention_norm = (
-            nn.Identity() if layer == 0 else nn.LayerNorm(config.hidden, eps=EPS, bias=False)
-        )
+        self.attention_norm = nn.Identity() if layer == 0 else nn.LayerNorm(config.hidden, eps=EPS, bias=False)
         self.attention = RotaryAttention(config, causal, None if self.is_global else config.window(causal))
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False)
         self.feed_forward = GatedFeedForward(config)

@@ -6,9 +6,9 @@ from torch.nn import functional as F
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.modernbert.config import ModernBertConfig, ModernConfig
 from multihop.pretrain.models.modernbert.layers import EPS, ModernLayer, apply_modern_layers, init_modern_matrix
 from multihop.pretrain.packed_tokens import PackedTokens
@@ -59,9 +59,7 @@ class ModernModel(Model):
 
     def _cross_entropy(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross-entropies, in nats, of labels, int64 (M,), given hidden states (M, H)."""
-        return fused_linear_cross_entropy(
-            self.lm_head_transform(hidden), self.word.weight, self.word_bias, labels
-        )
+        return fused_linear_cross_entropy(self.lm_head_transform(hidden), self.word.weight, self.word_bias, labels)
 
 
 class ModernBert(ModernModel):

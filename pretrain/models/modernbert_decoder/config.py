@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.pretrain.models.config import SIZES, TRAINING
+from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR
 from multihop.pretrain.models.family import Family
 from multihop.pretrain.models.modernbert.config import ModernConfig, sizes_of_both
 
@@ -24,7 +24,7 @@ class ModernBertDecoderConfig(ModernConfig):
     ) -> float:
         """See `ModelConfig.train_flops`."""
         stack = self._multiply_adds(lengths, float(lengths.sum()), causal=True)
-        return 2 * TRAINING * (stack + predicted * self.hidden * (vocab_size + self.hidden))
+        return 2 * TRAINING_FACTOR * (stack + predicted * self.hidden * (vocab_size + self.hidden))
 
 
 FAMILY = Family(

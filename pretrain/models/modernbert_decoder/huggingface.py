@@ -1,7 +1,16 @@
 """The names of ModernBERT's causal twin at Hugging Face."""
 
 from multihop.pretrain.models.layers.huggingface_names import Blocks, Names
-from multihop.pretrain.models.modernbert.huggingface import BLOCK, COPIES, DROPOUT, FIXED, LAYER_TYPES, MODULES, SIZES, THETAS
+from multihop.pretrain.models.modernbert.huggingface import (
+    BLOCK,
+    COPIES,
+    DROPOUT,
+    FIXED,
+    LAYER_TYPES,
+    MODULES,
+    SIZES,
+    THETAS,
+)
 
 NAMES = Names(
     model_type="modernbert-decoder",

@@ -31,5 +31,5 @@ NAMES = Names(
     },
     ignored=("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"),
     positions_after_pad=True,
-    only_segment="roberta.embeddings.token_type_embeddings.weight",
+    only_token_type="roberta.embeddings.token_type_embeddings.weight",
 )

@@ -5,11 +5,17 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import PostNormLayer, apply_layers, embed_at, gelu, position_embedding
+from multihop.pretrain.models.layers.blocks import (
+    PostNormLayer,
+    apply_layers,
+    embed_with_positions,
+    gelu,
+    position_embedding,
+)
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.init import STD, add_neighbours
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.models.roberta.config import RobertaConfig
 from multihop.pretrain.packed_tokens import PackedTokens
 
@@ -52,12 +58,12 @@ class Roberta(Model):
         assert packed.token_type_ids is None, "RoBERTa has no token types"
         assert cache is None, "RoBERTa is not causal"
         sequences = Sequences.of(packed)
-        x = embed_at(self.word, self.position, packed, sparse_lookup_grad)
+        x = embed_with_positions(self.word, self.position, packed, sparse_lookup_grad)
         x = self.dropout(self.embedding_norm(x))
         return apply_layers(self.layers, x, sequences, token_indices)
 
     def lm_head_transform(self, hidden: Tensor) -> Tensor:
-        """(M, H) -> (M, H): what the output projection is applied to."""
+        """(M, H) -> (M, H): the inputs of the output projection."""
         return self.transform_norm(F.gelu(self.transform(hidden)))
 
     def lm_head(self, hidden: Tensor) -> Tensor:

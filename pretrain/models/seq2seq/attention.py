@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.cross_attention import Pairs, by_buckets
+from multihop.pretrain.models.layers.cross_attention import Pairs, apply_by_bucket
 
 Score = Literal["additive", "dot", "general", "concat"]
-_SUMS_AT_ONCE = 2**20
-"""Elements of query plus key that are in memory at a time."""
+_MAX_SUMS = 2**20
+"""Maximum number of elements of queries plus keys in memory at a time."""
 
 
 class Attention(nn.Module):
-    """The softmax over the source of a score, and the mean of the source's states by it.
+    """Attention over the source: the mean of the source's states s, weighted by the softmax of a score.
 
     dot: h . s. general: h . (W s). additive and concat: v . tanh(W h + U s), which is Luong's v . tanh(W [h; s]); they
-    differ in which h it is.
+    differ in which decoder state h is.
     """
 
     def __init__(self, score: Score, hidden: int) -> None:
@@ -28,39 +28,39 @@ class Attention(nn.Module):
         self.score = nn.Parameter(torch.empty(1, hidden)) if self.is_sum else None
 
     def keys(self, source: Tensor) -> Tensor:
-        """(…, H) -> (…, H): what a query is compared with, of the encoder's states."""
+        """(…, H) -> (…, H): the keys, from the encoder's outputs."""
         return source if self.key is None else self.key(source)
 
-    def forward(self, query: Tensor, key: Tensor, source: Tensor, real: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
         """Contexts (B, Tq, H).
 
         Args:
             query: (B, Tq, H); key: (B, Tk, H), from `keys`; source: (B, Tk, H).
-            real: bool (B, Tk), false at the padding; None: there is none.
+            mask: bool (B, Tk), false at the padding; None without padding.
         """
-        return torch.bmm(self.weights(query, key, real), source)
+        return torch.bmm(self.weights(query, key, mask), source)
 
-    def weights(self, query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
-        """How much each query attends to each token of the source: (B, Tq, Tk), rows that sum to 1."""
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        """The attention weights of each query over the source tokens: (B, Tq, Tk), whose rows sum to 1."""
         if self.query is None or self.score is None:
             scores = torch.bmm(query, key.transpose(1, 2))
         else:
             scores = _SumScores.apply(self.query(query), key, self.score[0])
-        if real is not None:
-            scores = scores.masked_fill(~real[:, None], -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
         return scores.softmax(-1)
 
-    def map_of(self, query: Tensor, key: Tensor, source: Tensor, real: Tensor | None) -> Tensor:
-        """The weights of one pair, (Tq, Tk); see `EncoderDecoder.attends_by`."""
-        return self.weights(query, key, real)[0]
+    def attention_map(self, query: Tensor, key: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+        """The weights of a single pair, (Tq, Tk); see `EncoderDecoder.last_cross_attention`."""
+        return self.weights(query, key, mask)[0]
 
-    def across(self, query: Tensor, source: Tensor, targets: Sequences, sources: Sequences) -> Tensor:
-        """Contexts (Nt, H) of all tokens of packed targets at once. query: (Nt, H); source: (Ns, H)."""
-        return by_buckets(query, self.keys(source), source, Pairs(targets, sources), self)
+    def cross_attend(self, query: Tensor, source: Tensor, targets: Sequences, sources: Sequences) -> Tensor:
+        """The contexts (Nt, H) of all tokens of packed targets; query is (Nt, H), source (Ns, H)."""
+        return apply_by_bucket(query, self.keys(source), source, Pairs(targets, sources), self)
 
 
 class _SumScores(torch.autograd.Function):
-    """v . tanh(q + k) for each pair of a query and a key. The tanh, H elements a pair, is computed again backwards."""
+    """v . tanh(q + k) for each pair of a query and a key. The tanh, H elements per pair, is recomputed backward."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, v: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ class _SumScores(torch.autograd.Function):
 
 
 def _parts(query: Tensor, key: Tensor) -> list[slice]:
-    at_once = max(1, _SUMS_AT_ONCE // max(1, key.numel()))
-    return [slice(start, start + at_once) for start in range(0, query.shape[1], at_once)]
+    queries = max(1, _MAX_SUMS // max(1, key.numel()))
+    return [slice(start, start + queries) for start in range(0, query.shape[1], queries)]
 
 
 def _tanh(query: Tensor, key: Tensor, part: slice) -> Tensor:

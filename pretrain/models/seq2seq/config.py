@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from multihop.common.errors import UserError
-from multihop.pretrain.models.config import SIZES, TRAINING, ModelConfig, OutputBias
+from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, ModelConfig, OutputBias
 from multihop.pretrain.models.family import Family
 
 _GATES = {"lstm": 4, "gru": 3}
@@ -39,7 +39,9 @@ class Seq2SeqConfig(ModelConfig):
     @model_validator(mode="after")
     def _two_directions_divide_hidden(self) -> "Seq2SeqConfig":
         if self.hidden % 2:
-            raise UserError(f"hidden={self.hidden} is odd, and is divided among two directions; change it")
+            raise UserError(
+                f"hidden={self.hidden} is odd, and the two directions of the encoder need half of it each; make it even"
+            )
         return self
 
     def train_flops(
@@ -55,8 +57,8 @@ class Seq2SeqConfig(ModelConfig):
         hidden, gates = self.hidden, _GATES[self.cell]
         # Two directions of half the width: inputs H to 2 * H / 2, states H / 2 to H / 2 twice.
         encoder = source.sum() * self.layers * gates * (hidden**2 + hidden**2 / 2)
-        feeds = self.input_feeding or self.attention == "additive"
-        decoder = target.sum() * gates * hidden**2 * (2 * self.layers + (1 if feeds else 0))
+        input_feeds = self.input_feeding or self.attention == "additive"
+        decoder = target.sum() * gates * hidden**2 * (2 * self.layers + (1 if input_feeds else 0))
         attention = 0.0
         if self.attention != "none":
             attention = 2 * hidden * (source * target).sum()  # scores and contexts
@@ -64,7 +66,7 @@ class Seq2SeqConfig(ModelConfig):
             attention += target.sum() * (hidden**2 if self.attention in ("additive", "concat") else 0)
             attention += target.sum() * hidden**2 * (6 if self.attention == "additive" else 2)
         recurrence = float(encoder + decoder + attention)
-        return 2 * TRAINING * (recurrence + float(target.sum()) * hidden * vocab_size)
+        return 2 * TRAINING_FACTOR * (recurrence + float(target.sum()) * hidden * vocab_size)
 
 
 def _sizes(layers: int, hidden: int, **others: Any) -> dict[str, Any]:

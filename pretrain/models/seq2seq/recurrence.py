@@ -1,7 +1,7 @@
 """LSTM and GRU over packed sequences, as torch.nn.LSTM and GRU compute them.
 
-On a CPU torch multiplies the gradient of the recurrent weights out at every step, and its kernels for whole layers take
-no packed sequences. Here all products that need no state are done at once, before or after the steps.
+On a CPU torch computes a product for the gradient of the recurrent weights at every step, and its kernels for whole
+layers take no packed sequences. Here all products that need no state are done at once, before or after the steps.
 """
 
 from typing import Any, Literal
@@ -9,41 +9,47 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from multihop.pretrain.models.seq2seq.steps import Steps
+from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
 
 Cell = Literal["lstm", "gru"]
 GATES = {"lstm": 4, "gru": 3}
 STATES = {"lstm": 2, "gru": 1}
 """Tensors of a state: h and c, or h."""
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
-"""The weights of inputs (G * W, I) and states (G * W, W), and the bias of each (G * W,); gates in torch's order."""
+"""The weights of inputs (G * W, I) and states (G * W, W), and a bias (G * W,) for each; gates in torch's order."""
 State = tuple[Tensor, ...]
 """(S, W) each: h and c of an LSTM, h of a GRU."""
 
 
-def recur(cell: Cell, x: Tensor, steps: Steps, state: State, weights: Weights, backwards: bool) -> tuple[Tensor, State]:
-    """All steps of one direction.
+def run_recurrence(
+    cell: Cell, x: Tensor, steps: TimeSteps, state: State, weights: Weights, reverse: bool
+) -> tuple[Tensor, State]:
+    """Run one direction of a layer over all time steps.
 
     Args:
         x: (N, I), in the order of `steps`.
-        state: the initial one, in the rows of `steps`.
-        backwards: from the last token of each sequence to the first.
+        state: the initial state, in the rows of `steps`.
+        reverse: read each sequence from its last token to its first.
 
     Returns:
         (N, W), the output h at each position; each sequence's last state.
     """
     if cell == "lstm":
-        out, *last = _Lstm.apply(x, *state, *weights, steps, backwards)
+        out, *last = _Lstm.apply(x, *state, *weights, steps, reverse)
     else:
-        out, *last = _Gru.apply(x, *state, *weights, steps, backwards)
+        out, *last = _Gru.apply(x, *state, *weights, steps, reverse)
     return out, tuple(last)
 
 
-def recur_fused(
-    cell: Cell, x: Tensor, steps: Steps, state: list[State], weights: list[Weights]
+def run_recurrence_cudnn(
+    cell: Cell, x: Tensor, steps: TimeSteps, state: list[State], weights: list[Weights]
 ) -> tuple[Tensor, list[State]]:
-    """The same for one or both directions by torch's own call, which is cuDNN's on a GPU: (N, W) or (N, 2 * W)."""
-    sizes = torch.tensor(steps.sizes)
+    """Run one or both directions as `run_recurrence` does, by torch's kernel, which is cuDNN's on a GPU.
+
+    Returns:
+        (N, W) or (N, 2 * W), the outputs; the last state of each direction.
+    """
+    sizes = torch.tensor(steps.batch_sizes)
     flat = [part for each in weights for part in each]
     initial = [torch.stack(parts) for parts in zip(*state, strict=True)]
     settings = (flat, True, 1, 0.0, torch.is_grad_enabled(), len(weights) == 2)
@@ -79,51 +85,51 @@ class _Lstm(torch.autograd.Function):
         state_weight: Tensor,
         input_bias: Tensor,
         state_bias: Tensor,
-        steps: Steps,
-        backwards: bool,
+        steps: TimeSteps,
+        reverse: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         width = h.shape[1]
-        # By `out`, because selective checkpointing keeps the outputs of products, and these change in place.
+        # With `out`, because selective checkpointing keeps the outputs of products, and these are changed in place.
         gates = torch.addmm(input_bias + state_bias, x, input_weight.T, out=x.new_empty(len(x), 4 * width))
         out, cells = x.new_empty(len(x), width), x.new_empty(len(x), width)
         last_h, last_c = h.clone(), c.clone()
-        for at in steps.slices[::-1] if backwards else steps.slices:
-            count, now = at.stop - at.start, gates[at]
-            torch.addmm(now, last_h[:count], state_weight.T, out=now)
-            now[:, : 2 * width].sigmoid_()
-            now[:, 2 * width : 3 * width].tanh_()
-            now[:, 3 * width :].sigmoid_()
-            i, f, g, o = now.chunk(4, 1)
+        for at in steps.slices[::-1] if reverse else steps.slices:
+            count, step_gates = at.stop - at.start, gates[at]
+            torch.addmm(step_gates, last_h[:count], state_weight.T, out=step_gates)
+            step_gates[:, : 2 * width].sigmoid_()
+            step_gates[:, 2 * width : 3 * width].tanh_()
+            step_gates[:, 3 * width :].sigmoid_()
+            i, f, g, o = step_gates.chunk(4, 1)
             cells[at] = last_c[:count].mul_(f).addcmul_(i, g)
             last_h[:count] = torch.tanh(cells[at], out=out[at]).mul_(o)
         ctx.save_for_backward(x, h, c, input_weight, state_weight, gates, cells, out)
-        ctx.steps, ctx.backwards = steps, backwards
+        ctx.steps, ctx.reverse = steps, reverse
         return out, last_h, last_c
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, h, c, input_weight, state_weight, gates, cells, out = ctx.saved_tensors
         steps, width = ctx.steps, h.shape[1]
-        before = steps.after if ctx.backwards else steps.before
+        before = steps.after if ctx.reverse else steps.before
         i, f, g, o = gates.chunk(4, 1)
         tanh = cells.tanh()
-        # What a gate's gradient is times that of the cell, or for o that of h: step by step it becomes the gradient.
+        # The factors of the cell's gradient (for o: of h's) in each gate's gradient, by which the loop multiplies it.
         grad_gates = torch.empty_like(gates)
-        of_i, of_f, of_g, of_o = grad_gates.chunk(4, 1)
-        torch.mul(g, i * (1 - i), out=of_i)
-        torch.mul(torch.cat([c, cells]).index_select(0, before), f * (1 - f), out=of_f)
-        torch.mul(i, 1 - g * g, out=of_g)
-        torch.mul(tanh, o * (1 - o), out=of_o)
-        of_cell = tanh.square_().neg_().add_(1).mul_(o)
+        grad_i, grad_f, grad_g, grad_o = grad_gates.chunk(4, 1)
+        torch.mul(g, i * (1 - i), out=grad_i)
+        torch.mul(torch.cat([c, cells]).index_select(0, before), f * (1 - f), out=grad_f)
+        torch.mul(i, 1 - g * g, out=grad_g)
+        torch.mul(tanh, o * (1 - o), out=grad_o)
+        cell_factor = tanh.square_().neg_().add_(1).mul_(o)
         grad_h, grad_c = gradients[1].clone(), gradients[2].clone()
-        for at in steps.slices if ctx.backwards else steps.slices[::-1]:
-            count, now = at.stop - at.start, grad_gates[at]
-            each_h, each_c = grad_h[:count].add_(gradients[0][at]), grad_c[:count]
-            each_c.addcmul_(each_h, of_cell[at])
-            now[:, : 3 * width].unflatten(1, (3, width)).mul_(each_c[:, None])
-            now[:, 3 * width :].mul_(each_h)
-            each_c.mul_(f[at])
-            torch.mm(now, state_weight, out=each_h)
+        for at in steps.slices if ctx.reverse else steps.slices[::-1]:
+            count, step_grad = at.stop - at.start, grad_gates[at]
+            step_h, step_c = grad_h[:count].add_(gradients[0][at]), grad_c[:count]
+            step_c.addcmul_(step_h, cell_factor[at])
+            step_grad[:, : 3 * width].unflatten(1, (3, width)).mul_(step_c[:, None])
+            step_grad[:, 3 * width :].mul_(step_h)
+            step_c.mul_(f[at])
+            torch.mm(step_grad, state_weight, out=step_h)
         states = torch.cat([h, out]).index_select(0, before)
         grad_bias = grad_gates.sum(0)
         grad_x = grad_gates @ input_weight if ctx.needs_input_grad[0] else None
@@ -141,42 +147,42 @@ class _Gru(torch.autograd.Function):
         state_weight: Tensor,
         input_bias: Tensor,
         state_bias: Tensor,
-        steps: Steps,
-        backwards: bool,
+        steps: TimeSteps,
+        reverse: bool,
     ) -> tuple[Tensor, Tensor]:
         width = h.shape[1]
         gates = torch.addmm(input_bias, x, input_weight.T, out=x.new_empty(len(x), 3 * width))
         hidden = x.new_empty(len(x), 3 * width)
         out, last = x.new_empty(len(x), width), h.clone()
-        for at in steps.slices[::-1] if backwards else steps.slices:
-            count, now = at.stop - at.start, gates[at]
-            step_gates = torch.addmm(state_bias, last[:count], state_weight.T, out=hidden[at])
-            now[:, : 2 * width].add_(step_gates[:, : 2 * width]).sigmoid_()
-            r, z, n = now.chunk(3, 1)
-            n.addcmul_(r, step_gates[:, 2 * width :]).tanh_()
+        for at in steps.slices[::-1] if reverse else steps.slices:
+            count, step_gates = at.stop - at.start, gates[at]
+            state_gates = torch.addmm(state_bias, last[:count], state_weight.T, out=hidden[at])
+            step_gates[:, : 2 * width].add_(state_gates[:, : 2 * width]).sigmoid_()
+            r, z, n = step_gates.chunk(3, 1)
+            n.addcmul_(r, state_gates[:, 2 * width :]).tanh_()
             last[:count] = torch.lerp(n, last[:count], z, out=out[at])
         ctx.save_for_backward(x, h, input_weight, state_weight, gates, hidden[:, 2 * width :].contiguous(), out)
-        ctx.steps, ctx.backwards = steps, backwards
+        ctx.steps, ctx.reverse = steps, reverse
         return out, last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, h, input_weight, state_weight, gates, hidden, out = ctx.saved_tensors
         steps, width = ctx.steps, h.shape[1]
-        before = steps.after if ctx.backwards else steps.before
+        before = steps.after if ctx.reverse else steps.before
         r, z, n = gates.chunk(3, 1)
         states = torch.cat([h, out]).index_select(0, before)
-        of_n = (1 - z) * (1 - n * n)
-        of_z = (states - n) * (z * (1 - z))
-        of_r = hidden * (r * (1 - r))
+        n_factor = (1 - z) * (1 - n * n)
+        z_factor = (states - n) * (z * (1 - z))
+        r_factor = hidden * (r * (1 - r))
         grad_gates, grad_hidden = torch.empty_like(gates), torch.empty_like(gates)
         grad_h = gradients[1].clone()
-        for at in steps.slices if ctx.backwards else steps.slices[::-1]:
+        for at in steps.slices if ctx.reverse else steps.slices[::-1]:
             each = grad_h[: at.stop - at.start].add_(gradients[0][at])
             grad_r, grad_z, grad_n = grad_gates[at].chunk(3, 1)
-            torch.mul(each, of_n[at], out=grad_n)
-            torch.mul(each, of_z[at], out=grad_z)
-            torch.mul(grad_n, of_r[at], out=grad_r)
+            torch.mul(each, n_factor[at], out=grad_n)
+            torch.mul(each, z_factor[at], out=grad_z)
+            torch.mul(grad_n, r_factor[at], out=grad_r)
             grad_step = grad_hidden[at]
             grad_step[:, : 2 * width] = grad_gates[at][:, : 2 * width]
             torch.mul(grad_n, r[at], out=grad_step[:, 2 * width :])

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.pretrain.models.config import SIZES, TRAINING, AttentionConfig, OutputBias
+from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, AttentionConfig, OutputBias
 from multihop.pretrain.models.family import Family, sizes
 
 
@@ -36,7 +36,7 @@ class TransformerConfig(AttentionConfig):
         decoder = target.sum() * (6 * hidden**2 + feed_forward) + source.sum() * 2 * hidden**2
         scores = (source**2).sum() + 0.5 * (target**2).sum() + (source * target).sum()
         layers = float(self.layers * (encoder + decoder + 2 * hidden * scores))
-        return 2 * TRAINING * (layers + float(target.sum()) * hidden * vocab_size)
+        return 2 * TRAINING_FACTOR * (layers + float(target.sum()) * hidden * vocab_size)
 
 
 FAMILY = Family(

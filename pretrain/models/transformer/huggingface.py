@@ -1,4 +1,4 @@
-"""The Transformer's names at Hugging Face, where Marian is this model (Junczys-Dowmunt et al. 2018)."""
+"""The Transformer's names at Hugging Face, which calls this model Marian (Junczys-Dowmunt et al. 2018)."""
 
 from multihop.pretrain.models.layers.huggingface_names import Blocks, Names
 
@@ -46,13 +46,13 @@ NAMES = Names(
     },
     dropout=("dropout",),
     modules={"word": "model.shared", "word_bias": "final_logits_bias"},
-    separate={"word": "model.decoder.embed_tokens", "source_word": "model.encoder.embed_tokens"},
+    separate_modules={"word": "model.decoder.embed_tokens", "source_word": "model.encoder.embed_tokens"},
     blocks={
         "encoder": Blocks("model.encoder.layers.{}.", _ENCODER_BLOCK),
         "decoder": Blocks("model.decoder.layers.{}.", _DECODER_BLOCK),
     },
     heads=("final_logits_bias",),
-    rows=("word_bias",),
+    row_vectors=("word_bias",),
     copies={
         "lm_head.weight": "model.shared.weight",
         "model.encoder.embed_tokens.weight": "model.shared.weight",

@@ -62,12 +62,12 @@ class DecoderLayer(_Layer):
 
     def forward(self, x: Tensor, source: Tensor, pairs: Pairs) -> Tensor:
         """x and the result: (Nt, H); source: (Ns, H)."""
-        return self._through(
+        return self._apply_sublayers(
             x, lambda y: self.attention(y, pairs.queries), lambda y: self.cross_attention(y, source, pairs)
         )
 
-    def advance(self, x: Tensor, cache: BeamCache, layer: int, source: PaddedSource) -> Tensor:
-        """One token of each hypothesis, whose earlier ones are in the cache: x and the result (S * beams, H)."""
+    def decode_step(self, x: Tensor, cache: BeamCache, layer: int, source: PaddedSource) -> Tensor:
+        """Decode one token of each hypothesis, with the earlier ones in the cache; x and the result: (S * beams, H)."""
         attention = self.attention
 
         def attend(y: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class DecoderLayer(_Layer):
             )
             return attended
 
-        return self._through(x, attend, lambda y: self.cross_attention.advance(y, source))
+        return self._apply_sublayers(x, attend, lambda y: self.cross_attention.decode_step(y, source))
 
-    def _through(self, x: Tensor, attend: Sublayer, attend_to_source: Sublayer) -> Tensor:
+    def _apply_sublayers(self, x: Tensor, attend: Sublayer, attend_to_source: Sublayer) -> Tensor:
         x = self.add(x, self.attention_norm, attend)
         x = self.add(x, self.cross_attention_norm, attend_to_source)
         return self.add(x, self.feed_forward_norm, self.feed_forward)

@@ -46,17 +46,19 @@ class Transformer(EncoderDecoder):
             nn.init.xavier_uniform_(parameter, generator=generator)
 
     @property
-    def attends_by(self) -> nn.Module:
-        """The cross-attention of the last layer; see `EncoderDecoder.attends_by`."""
+    def last_cross_attention(self) -> nn.Module:
+        """The cross-attention of the last layer; see `EncoderDecoder.last_cross_attention`."""
         last = self.decoder[-1]
         assert isinstance(last, DecoderLayer)
         return last.cross_attention
 
-    def read(self, source: PackedTokens[Tensor]) -> Tensor:
-        """The encoder's states (Ns, H); see `EncoderDecoder.read`."""
-        return self._read(source, Sequences.of(source))
+    def encode_source(self, source: PackedTokens[Tensor]) -> Tensor:
+        """The encoder's outputs (Ns, H); see `EncoderDecoder.encode_source`."""
+        return self._encode_source(source, Sequences.of(source))
 
-    def _read(self, source: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool = False) -> Tensor:
+    def _encode_source(
+        self, source: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool = False
+    ) -> Tensor:
         table = self.word if self.source_word is None else self.source_word
         sparse = sparse_lookup_grad and self.source_word is None
         x = self._embed(table, self.source_position, source.input_ids, source.positions, sparse)
@@ -73,48 +75,52 @@ class Transformer(EncoderDecoder):
         positions: Tensor,
         sparse_lookup_grad: bool = False,
     ) -> Tensor:
-        """Section 3.4: embeddings times sqrt(H), and positions added."""
+        """The sum of the embeddings, scaled by sqrt(H), and the positions (section 3.4)."""
         x = embed(table, ids, sparse_lookup_grad) * math.sqrt(self.config.hidden)
         if learned is not None:
             return self.dropout(x + learned(positions))
         fixed = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
         return self.dropout(x + fixed.index_select(0, positions))
 
-    def teacher_forced(
+    def decode_targets(
         self, source: PackedTokens[Tensor], target: PackedTokens[Tensor], sparse_lookup_grad: bool = False
     ) -> Tensor:
-        """The decoder's output (Nt, H); see `EncoderDecoder.teacher_forced`."""
-        keys = Sequences.of(source)
-        pairs = Pairs(Sequences.of(target), keys)
-        read = self._read(source, keys, sparse_lookup_grad)
+        """The decoder's outputs (Nt, H); see `EncoderDecoder.decode_targets`."""
+        sources = Sequences.of(source)
+        pairs = Pairs(Sequences.of(target), sources)
+        encoded = self._encode_source(source, sources, sparse_lookup_grad)
         x = self._embed(self.word, self.position, target.input_ids, target.positions, sparse_lookup_grad)
         for layer in self.decoder:
-            x = layer(x, read, pairs)
+            x = layer(x, encoded, pairs)
         states: Tensor = self.decoder_norm(x)
         return states
 
-    def begin(self, states: Tensor, source: PackedTokens[Tensor], beams: int) -> "TransformerState":
-        """The state of S * beams hypotheses; see `EncoderDecoder.begin`."""
+    def init_decoder_state(
+        self, encoded: Tensor, source: PackedTokens[Tensor], beams: int
+    ) -> "TransformerDecoderState":
+        """The state of S * beams hypotheses; see `EncoderDecoder.init_decoder_state`."""
         sequences = Sequences.of(source)
-        cache = BeamCache(self.config, len(source.cu_seqlens) - 1, beams, states.device, states.dtype)
+        cache = BeamCache(self.config, len(source.cu_seqlens) - 1, beams, encoded.device, encoded.dtype)
         layers = [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
-        return TransformerState(cache, [layer.cross_attention.keep(states, sequences) for layer in layers])
+        return TransformerDecoderState(
+            cache, [layer.cross_attention.project_source(encoded, sequences) for layer in layers]
+        )
 
-    def advance(self, state: DecoderState, tokens: Tensor) -> Tensor:
-        """The decoder's output (S * beams, H) at one more token; see `EncoderDecoder.advance`."""
-        assert isinstance(state, TransformerState)
+    def decode_step(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """The decoder's outputs (S * beams, H) for one more token; see `EncoderDecoder.decode_step`."""
+        assert isinstance(state, TransformerDecoderState)
         state.cache.advance()
         positions = tokens.new_full(tokens.shape, state.cache.length - 1)
         x = self._embed(self.word, self.position, tokens, positions)
         for number, (layer, source) in enumerate(zip(self.decoder, state.sources, strict=True)):
             assert isinstance(layer, DecoderLayer)
-            x = layer.advance(x, state.cache, number, source)
+            x = layer.decode_step(x, state.cache, number, source)
         states: Tensor = self.decoder_norm(x)
         return states
 
 
-class TransformerState(DecoderState):
-    """Keys and values: of the hypotheses' tokens, and of each source once."""
+class TransformerDecoderState(DecoderState):
+    """The keys and values of the hypotheses' tokens, and of each source, stored once."""
 
     def __init__(self, cache: BeamCache, sources: list[PaddedSource]) -> None:
         self.cache, self.sources = cache, sources
@@ -123,7 +129,7 @@ class TransformerState(DecoderState):
         """See `DecoderState.reorder`."""
         self.cache.reorder(hypotheses)
 
-    def keep(self, sentences: Tensor) -> None:
-        """See `DecoderState.keep`."""
-        self.cache.keep(sentences)
-        self.sources = [source.keep(sentences) for source in self.sources]
+    def select_sentences(self, sentences: Tensor) -> None:
+        """See `DecoderState.select_sentences`."""
+        self.cache.select_sentences(sentences)
+        self.sources = [source.select_(sentences) for source in self.sources]

@@ -13,7 +13,7 @@ from multihop.cluster.cli.main import app
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
-from multihop.pretrain.run.find_checkpoint import run_of
+from multihop.pretrain.run.find_checkpoint import run_dir_of
 
 
 def save(checkpoints: Path, step: int, value: float = 1.0) -> Path:
@@ -155,7 +155,7 @@ def test_an_average_finds_the_data_of_its_run(tmp_path: Path) -> None:
     for out in (run / "averaged", tmp_path / "elsewhere" / "averaged"):
         made = invoke("average", str(run / "checkpoints"), "--last", "2", "--out", str(out))
         assert made.exit_code == 0, made.output
-        assert (run_of(str(out)) / "data").resolve() == run / "data"
+        assert (run_dir_of(str(out)) / "data").resolve() == run / "data"
         assert invoke("verify", str(out)).exit_code == 0
     assert not (run / "averaged" / "data").exists()
 

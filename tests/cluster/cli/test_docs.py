@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from multihop.cluster.cli.main import app
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.eval.tasks.known_tasks import TASK_NAMES
-from multihop.eval.tasks.labelled_file import METRICS
+from multihop.eval.tasks.labeled_file import METRICS
 from multihop.pretrain.config import PhaseConfig
 from multihop.pretrain.optim.schedule import factor
 

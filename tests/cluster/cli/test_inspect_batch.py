@@ -110,16 +110,16 @@ def test_samples_are_those_that_a_rank_trains_on(prepared: tuple[Path, Path], tm
     build_indexes(tmp_path, open_dataset(folder), recipe)
     model, data = tokenizer.load(folder / TOKENIZER), open_dataset(folder)
     for rank in range(3):
-        maker = BatchBuilder.open(recipe, folder, tmp_path, rank, 3, [2, 2])
+        builder = BatchBuilder.open(recipe, folder, tmp_path, rank, 3, [2, 2])
         sequences = [
             sequence
-            for batch in maker.step(7).micro_batches
+            for batch in builder.step(7).micro_batches
             if batch.tokens
             for sequence in np.split(batch.inputs["packed"].input_ids, batch.inputs["packed"].cu_seqlens[1:-1])  # type: ignore[union-attr]
         ]
         samples = inspected(prepared, "--step", "7", "--world-size", "3", "--rank", str(rank))["samples"]
         assert [sample["rank"] for sample in samples] == [rank] * len(samples)
-        assert len(samples) == maker.step(7).samples
+        assert len(samples) == builder.step(7).samples
 
         def spelled(ids: Iterable[int]) -> str:
             return "".join(model.id_to_token(int(i)) for i in ids).replace("▁", "")

@@ -14,7 +14,7 @@ from multihop.common.cache import LIMIT
 from multihop.common.mirror import push
 from multihop.common.storage import open_folder
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
-from multihop.pretrain.data.shard_requests import request
+from multihop.pretrain.data.shard_requests import request_shards
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,12 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_shards_come_as_they_are_requested(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
     every = shards_in(whole)
     assert len(every) > 20
-    request(tmp_path, every)  # of earlier ranks
+    request_shards(tmp_path, every)  # of earlier ranks
     with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
         assert shards_in(data) == [] and (data / "manifest.json").exists() and list(data.glob("heldout-*"))
         s3.failing_every = 3
         for wanted in (every[5:8], every[7:10]):
-            request(tmp_path, wanted)
+            request_shards(tmp_path, wanted)
             wait_for(lambda: set(wanted) <= set(shards_in(data)))  # noqa: B023
         assert shards_in(data) == every[5:10] and fails() is None
         assert all((data / name).read_bytes() == (whole / name).read_bytes() for name in every[5:10])
@@ -70,11 +70,11 @@ def test_what_is_no_longer_wanted_makes_room(
         seen: set[str] = set()
         for first in range(0, len(every) - 3, 3):
             wanted = every[first : first + 3]
-            request(tmp_path, wanted)
+            request_shards(tmp_path, wanted)
             wait_for(lambda: set(wanted) <= set(shards_in(data)))  # noqa: B023
             seen |= set(shards_in(data))
         assert fails() is None and len(shards_in(data)) < len(seen)
-        request(tmp_path, every)
+        request_shards(tmp_path, every)
         wait_for(fails)
         assert "leaves no room" in str(fails())
 
@@ -86,7 +86,7 @@ def test_a_damaged_shard_is_reported(spec: RemoteRunSpec, whole: Path, tmp_path:
     content[100] ^= 1
     remote_location.write_atomically(broken, bytes(content))
     with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data) as fails:
-        request(tmp_path, [broken])
+        request_shards(tmp_path, [broken])
         wait_for(fails)
         assert f"{broken} is damaged" in str(fails()) and shards_in(data) == []
 

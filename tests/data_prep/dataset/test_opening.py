@@ -28,11 +28,11 @@ def folder(tmp_path_factory, document) -> Path:
     return folder / "out"
 
 
-def spoilt(content: bytes, at: int, other: int) -> bytes:
+def spoiled(content: bytes, at: int, other: int) -> bytes:
     return content[:at] + bytes([other]) + content[at + 1 :]
 
 
-def read_spoilt(folder: Path, good: bytes, content: bytes) -> str | None:
+def read_spoiled(folder: Path, good: bytes, content: bytes) -> str | None:
     """What reading all lengths of a data set says, whose train shard has another content."""
     try:
         (folder / "train-00000.arrow").write_bytes(content)
@@ -53,7 +53,7 @@ def test_a_shard_whose_description_is_damaged_is_read_or_refused_in_one_sentence
     good = (folder / "train-00000.arrow").read_bytes()
     near = draw.draw(st.integers(0, 1_199))
     at = draw.draw(st.sampled_from([near, len(good) - 1 - near]))
-    read_spoilt(folder, good, spoilt(good, at, draw.draw(st.sampled_from([0, 127, 128, 255, good[at] ^ 1]))))
+    read_spoiled(folder, good, spoiled(good, at, draw.draw(st.sampled_from([0, 127, 128, 255, good[at] ^ 1]))))
 
 
 def test_a_shard_with_numbers_of_128_bits_is_refused_in_one_sentence(folder):
@@ -61,7 +61,7 @@ def test_a_shard_with_numbers_of_128_bits_is_refused_in_one_sentence(folder):
     widths = [
         match.start() for match in re.finditer(rb"[\x10\x20\x40]\0\0\0", good) if len(good) - match.start() < 1_200
     ]
-    refused = [read_spoilt(folder, good, spoilt(good, at, 128)) for at in widths]
+    refused = [read_spoiled(folder, good, spoiled(good, at, 128)) for at in widths]
     assert any("Integers with more than 64 bits" in sentence for sentence in refused if sentence)
 
 
@@ -70,7 +70,7 @@ def test_a_reader_sees_the_data_set_whole_while_a_shard_of_it_is_rebuilt(tmp_pat
     prepare(data, tok, out)
     files, reader = bytes_of(out), open_dataset(out)
     tokens = reader.train.tokens(3).copy()
-    (tmp_path / "other").write_bytes(spoilt(files["train-00000.arrow"], 5_000, 255))
+    (tmp_path / "other").write_bytes(spoiled(files["train-00000.arrow"], 5_000, 255))
     os.replace(tmp_path / "other", out / "train-00000.arrow")
     (out / "token_counts.npy").unlink()
     seen = []

@@ -16,7 +16,7 @@ from multihop.data_prep.stages.documents import SCHEMA
 from multihop.data_prep.tokenizers.sentence_piece import SentencePiece
 from multihop.data_prep.tokenizers.training import train
 
-# A soft hyphen and a zero-width space have no token: SentencePiece's normalisation removes them.
+# A soft hyphen and a zero-width space have no token: SentencePiece's normalization removes them.
 SIDES = st.text(st.sampled_from("abdefgiklmnou .\u00e9\u4e2d\u00ad\u200b"), max_size=20).map(clean_side)
 
 

@@ -64,7 +64,7 @@ def test_files_that_are_a_document_each_are_counted(tmp_path, tok, document):
     assert source.documents == 10
 
 
-def test_where_the_file_of_median_size_is_broken_a_neighbour_counts(tmp_path, tok, document):
+def test_where_the_file_of_median_size_is_broken_a_neighbor_counts(tmp_path, tok, document):
     for name, documents in (("a", 10), ("c", 1_000)):
         lines = [json.dumps({"text": document(number)}) for number in range(documents)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))

@@ -164,7 +164,7 @@ def test_ids_do_not_depend_on_threads_or_forks(content_of: Callable[[str], bytes
     ("name", "matched"),
     [("gpt2", False), ("bert", False), ("codegen", True), ("modernbert", True), ("bert+words", True)],
 )
-def test_a_tokenizer_with_matched_tokens_is_recognised(
+def test_a_tokenizer_with_matched_tokens_is_recognized(
     content_of: Callable[[str], bytes], name: str, matched: bool
 ) -> None:
     assert has_matched_tokens(content_of(name)) == matched

@@ -109,7 +109,7 @@ def test_words_of_a_trained_model_are_looked_up(model_of: Callable[[str, bool], 
     processor = SentencePieceProcessor(model_proto=model)
     scores = np.array([processor.get_score(i) for i in range(5, 500)], np.float32)
     assert is_exact(scores) and scores.min() < -5
-    # No rule of normalisation is about a blank, or about a line end and something else: by SentencePiece's own listing.
+    # No rule of normalization is about a blank, or about a line end and something else: by SentencePiece's own listing.
     rules = [tuple(map(spelled, rule)) for rule in SentencePieceNormalizer(model_proto=model).decompile()]
     assert len(rules) > 100_000 and ("\n", " ") in rules
     assert not [old for old, _ in rules if " " in old or ("\n" in old and old != "\n")]
@@ -162,7 +162,7 @@ def test_a_model_of_another_make_gives_its_own_ids_too(
         ({"x": "a  b"}, False),
     ],
 )
-def test_rules_of_normalisation_that_reach_over_blanks_are_found(
+def test_rules_of_normalization_that_reach_over_blanks_are_found(
     document: Callable[[int], str], tmp_path: Path, rules: dict[str, str], by_words: bool
 ) -> None:
     lines = ["\t".join(" ".join(f"{ord(each):X}" for each in text) for text in rule) for rule in rules.items()]

@@ -20,7 +20,7 @@ from multihop.eval.config import EvalConfig, Features, TrialSettings
 from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import FeatureReader, TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
-from multihop.eval.finetune.labelled import finetune_labelled
+from multihop.eval.finetune.labeled import finetune_labeled
 from multihop.eval.inference.embed import means
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
@@ -29,7 +29,7 @@ from multihop.eval.trials.check import check_settings
 from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import trial_key
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
@@ -159,12 +159,12 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
     before = {key: tensor.clone() for key, tensor in model.encoder.state_dict().items()}
     trained = {key: p.detach().clone() for key, p in model.named_parameters() if p.requires_grad}
     settings = TrialSettings(epochs=epochs, lr=1e-2, batch_size=8, seq_len=32)
-    result = finetune_labelled(model, task, _encoded(task, data, family), settings, 0)
+    result = finetune_labeled(model, task, _encoded(task, data, family), settings, 0)
     assert result.value > 0.8
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.encoder.state_dict().items())
     assert trained and not any(key.startswith("encoder.") for key in trained)
     assert all(not torch.equal(p, trained[key]) for key, p in model.named_parameters() if key in trained)
-    # Nothing was added to the vocabulary of a causal model: its rows would have to be learnt.
+    # Nothing was added to the vocabulary of a causal model: its rows would have to be learned.
     assert model.encoder.word.num_embeddings == open_dataset(data).manifest.tokenizer.vocab_size
     if features.head == "linear":
         everything = sum(p.numel() for p in _model(config, data, task, None).parameters())
@@ -175,7 +175,7 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
 def test_a_frozen_model_has_no_dropout(bert: ModelConfig, bert_data: Path) -> None:
     task = load_task("conll2003", None)
     model = _model(bert.model_copy(update={"dropout": 0.5}), bert_data, task, LINEAR).train()
-    inputs = on_device(_encoded(task, bert_data, "bert")["dev"].collate(range(4)), CPU)
+    inputs = to_device(_encoded(task, bert_data, "bert")["dev"].collate(range(4)), CPU)
     model.dropout.p = 0.0
     first, again = model(**inputs), model(**inputs)
     assert model.head.training and torch.equal(first, again)

@@ -1,4 +1,4 @@
-"""Fine-tuning learns what can be learnt, does the same for the same seed, and keeps the best epoch."""
+"""Fine-tuning learns what can be learned, does the same for the same seed, and keeps the best epoch."""
 
 import math
 from dataclasses import replace
@@ -15,11 +15,11 @@ from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
-from multihop.eval.finetune.labelled import FineTuned, TargetScale, finetune_labelled, predict, score_of
+from multihop.eval.finetune.labeled import FineTuned, TargetScale, finetune_labeled, predict, score_of
 from multihop.eval.finetune.loop import NonFiniteLossError, finetune, rate
 from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Example, Task
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
@@ -45,7 +45,7 @@ def _run(
     config: ModelConfig, data: Path, task: Task, settings: TrialSettings, seed: int
 ) -> tuple[FineTuned, TaskModel]:
     model = _model(config, data, task, seed)
-    return finetune_labelled(model, task, _encoded(task, data, config.family), settings, seed), model
+    return finetune_labeled(model, task, _encoded(task, data, config.family), settings, seed), model
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_gpt2_learns_classes_from_its_last_token(gpt2: ModelConfig, gpt2_data: P
 
 
 @pytest.mark.usefixtures("conll", "one_thread")
-def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: TrialSettings) -> None:
+def test_names_are_learned(bert: ModelConfig, bert_data: Path, quick: TrialSettings) -> None:
     settings = quick.model_copy(update={"epochs": 12, "batch_size": 4})
     result, _ = _run(bert, bert_data, load_task("conll2003", None), settings, 0)
     assert result.value > 0.8
@@ -76,7 +76,7 @@ def test_names_are_learnt(bert: ModelConfig, bert_data: Path, quick: TrialSettin
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_scores_are_learnt_on_their_own_scale(
+def test_scores_are_learned_on_their_own_scale(
     bert: ModelConfig, bert_data: Path, quick: TrialSettings, reviews: Path
 ) -> None:
     task = load_task("vader-reviews", str(reviews))
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Pat
     with torch.no_grad():
         model.head.weight.fill_(math.inf)
     with pytest.raises(NonFiniteLossError, match="at step 1 of"):
-        finetune_labelled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
+        finetune_labeled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -163,9 +163,9 @@ def test_padding_changes_nothing_and_cut_words_are_outside(bert: ModelConfig, be
     together = predict(model, task, test, TargetScale(0, 1)).answers
     device, kept = torch.device("cpu"), np.diff(test.cu_words[test.cu_examples])
     with torch.no_grad():
-        outputs = model(**on_device(test.collate(range(len(test))), device)).split(kept.tolist())
+        outputs = model(**to_device(test.collate(range(len(test))), device)).split(kept.tolist())
         for example, answers in enumerate(together):
-            alone = model(**on_device(test.collate([example]), device))
+            alone = model(**to_device(test.collate([example]), device))
             assert torch.allclose(alone, outputs[example], atol=1e-5)
             assert alone.argmax(-1).tolist() == answers[: kept[example]].tolist()
             assert len(answers) == len(test.targets_of(example)) and (answers[kept[example] :] == 0).all()

@@ -96,7 +96,7 @@ def test_a_choice_is_a_pair_for_each_continuation_and_a_pair_without_order_both_
     assert both.cu_examples.tolist() == [0, 2] and _ids(both, 1) == _ids(turned)
 
 
-def test_a_word_is_labelled_at_its_first_token(bert_data: Path) -> None:
+def test_a_word_is_labeled_at_its_first_token(bert_data: Path) -> None:
     tokenizer, frame = _open(bert_data, "bert")
     words = ("Captain", "harbour", " ", "xyzzy", "stone")
     encoded = encode([Example(words, (1, 2, 3, 4, 5))], "tagging", tokenizer, frame, 100)

@@ -14,7 +14,7 @@ from pairs import SIZES, VARIANTS
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.tokenizers.tokenizer import load
-from multihop.eval.inference.attention_map import attending, attention_map
+from multihop.eval.inference.attention_map import attention_map, cross_attention_module
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.eval.inference.translate import Translation, translate
 from multihop.eval.report.attention_picture import draw_map
@@ -59,7 +59,9 @@ def test_each_token_has_the_weights_of_the_context_that_it_was_predicted_from(
     assert weights.max() > 1.05 / len(result.source), "they are not even"
 
     contexts: list[torch.Tensor] = []
-    hook = attending(model).register_forward_hook(lambda module, given, out: contexts.append(out.reshape(-1, 16)))
+    hook = cross_attention_module(model).register_forward_hook(
+        lambda module, given, out: contexts.append(out.reshape(-1, 16))
+    )
     other = attention_map(model, Translation(result.text, 0.0, False, result.source, result.tokens[:-2]))
     hook.remove()
     torch.testing.assert_close(other, weights[:-2])  # later tokens have no say
@@ -67,7 +69,7 @@ def test_each_token_has_the_weights_of_the_context_that_it_was_predicted_from(
         assert isinstance(model.model, EncoderDecoder)
         ids = torch.tensor(result.source)
         with torch.inference_mode():
-            source = model.model.read(packed(ids, [len(ids)]))[:, :16]
+            source = model.model.encode_source(packed(ids, [len(ids)]))[:, :16]
             torch.testing.assert_close(torch.cat(contexts), other @ source)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multihop.eval.metrics.squad import accepted_texts, normalise, score_texts
+from multihop.eval.metrics.squad import accepted_texts, normalize, score_texts
 from multihop.eval.tasks.squad import Name
 from multihop.eval.tasks.task import Example
 
@@ -25,12 +25,12 @@ def _one(name: Name, text: str, *answers: str) -> tuple[float, float]:
     return float(scores.exact_match[0]), float(scores.f1[0])
 
 
-def test_normalisation() -> None:
-    assert normalise("  The U.S.\tNavy's a-team ") == "us navys ateam"
+def test_normalization() -> None:
+    assert normalize("  The U.S.\tNavy's a-team ") == "us navys ateam"
     # Punctuation goes before articles: an article stays where a mark joined it to a word, and ASCII marks alone go.
-    assert normalise("A/the cat \u2013 an “anthem”") == "athe cat \u2013 “anthem”"
-    assert normalise("Theatre of the AN") == "theatre of"
-    assert normalise("a-") == normalise("The.") == ""
+    assert normalize("A/the cat \u2013 an “anthem”") == "athe cat \u2013 “anthem”"
+    assert normalize("Theatre of the AN") == "theatre of"
+    assert normalize("a-") == normalize("The.") == ""
 
 
 @pytest.mark.parametrize("name", ["squad1", "squad2"])

@@ -54,7 +54,7 @@ def _report(runs: Sequence[Path], out: Path, **given: Any) -> tuple[dict[str, li
     for picture in out.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG") and f"]({picture.name})" in markdown
     assert markdown.count("](") == html.count("<svg") == len(list(out.glob("*.png")))
-    assert "#0102" not in html, "all colours are the page's"
+    assert "#0102" not in html, "all colors are the page's"
     return _tables(markdown), markdown, html
 
 

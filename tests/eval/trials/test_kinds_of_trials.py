@@ -56,9 +56,9 @@ def test_a_users_own_csv(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [f'"{WORDS[i % 4]}, number {i}",{"wet" if i % 4 == 0 else "dry"}' for i in range(200)]
-    (tmp_path / "labelled.csv").write_text("\n".join(["what,how", *lines]))
+    (tmp_path / "labeled.csv").write_text("\n".join(["what,how", *lines]))
     Path("weather.yaml").write_text(
-        "kind: classification\ntrain: labelled.csv\nfields: {text: what, label: how}\nmetric: F1\n"
+        "kind: classification\ntrain: labeled.csv\nfields: {text: what, label: how}\nmetric: F1\n"
     )
     for row in _rows(_config("weather.yaml", tmp_path, epochs=6), _model_under_test(bert, bert_data, checkpoint)):
         assert (row["task"], row["metric"], row["status"], row["labels"]) == ("weather", "F1", "ok", ["dry", "wet"])
@@ -224,7 +224,7 @@ def test_a_model_without_its_tokenizer_is_refused(published: Path) -> None:
         of_huggingface(published)
 
 
-def test_without_a_labelled_test_set_half_of_the_development_set_is_reported(
+def test_without_a_labeled_test_set_half_of_the_development_set_is_reported(
     bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     folder = tmp_path / "glue" / "RTE"

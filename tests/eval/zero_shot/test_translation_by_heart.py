@@ -19,7 +19,7 @@ from multihop.eval.zero_shot.translation import evaluate_translation
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.optim.schedule import learning_rate
 
@@ -47,23 +47,23 @@ def test_they_are_learned(family: dict[str, Any], steps: int, lr: float, tmp_pat
         {"model": {**family, "dropout": 0.0}, "phases": [phase], "objective": {"label_smoothing": 0.0}}
     )
     build_indexes(tmp_path / "index", open_dataset(data), config)
-    maker = BatchBuilder.open(config, data, tmp_path / "index", 0, 1, [1])
-    info = maker.data.manifest.tokenizer
+    builder = BatchBuilder.open(config, data, tmp_path / "index", 0, 1, [1])
+    info = builder.data.manifest.tokenizer
     model = build_model(config.model, info.vocab_size)
     init_weights(model, 1)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.phases, step)
-        (batch,) = maker.step(step).micro_batches
-        loss = model(**on_device(batch.inputs, torch.device("cpu")))["translation"] / batch.counts["translation"]
+        (batch,) = builder.step(step).micro_batches
+        loss = model(**to_device(batch.inputs, torch.device("cpu")))["translation"] / batch.counts["translation"]
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     trained = TrainedModel("the model", model.eval(), load(data / info.file), info.special_ids)
-    ids = set(maker.data.train.ids.tolist())
+    ids = set(builder.data.train.ids.tolist())
     learned = [each for each in PAIRS if content_hash(join_sides(*each))[0] in ids]
     assert len(learned) == len(ids) > 200
     task = Task(

@@ -33,12 +33,12 @@ def is_right(checkpoints: str, step: int) -> bool:
 
 
 def save_for_ever(checkpoints: str) -> None:
-    """A start: resumes from the newest good checkpoint, and reports each one when it is committed."""
+    """One launch: resumes from the newest good checkpoint, and reports each one when it is committed."""
     found, _ = newest_good(checkpoints)
     step = found.step if found else 0
-    start = f"{RUN[:8]}-{os.getpid():x}"
-    sweep(checkpoints, found.step if found else None, start)
-    writers = [CheckpointWriter(checkpoints, rank, 2, start, KEEP, keep_every=50) for rank in (0, 1)]
+    launch = f"{RUN[:8]}-{os.getpid():x}"
+    sweep(checkpoints, found.step if found else None, launch)
+    writers = [CheckpointWriter(checkpoints, rank, 2, launch, KEEP, keep_every=50) for rank in (0, 1)]
     while True:
         step += 1
         whole = content(step)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from saved_tensors import RUN, START, as_given, flip, manifest_of, rank_file, rewrite_manifest, save, whole, write
+from saved_tensors import LAUNCH, RUN, as_given, flip, manifest_of, rank_file, rewrite_manifest, save, whole, write
 
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, sha256_json
@@ -222,7 +222,7 @@ def test_a_file_is_as_large_as_its_numbers_and_the_safetensors_library_reads_it(
 
 def test_what_changes_after_save_is_not_saved(tmp_path: Path) -> None:
     """And other types of numbers are saved as fp32; the buffer is used again."""
-    writer = CheckpointWriter(str(tmp_path), 0, 1, START, 9)
+    writer = CheckpointWriter(str(tmp_path), 0, 1, LAUNCH, 9)
     shapes = {"a": [50_000], "b": [3]}
     for step in (1, 2):
         live = {"weight/a@0": torch.full((50_000,), float(step)), "weight/b@0": torch.arange(3, dtype=torch.bfloat16)}
@@ -240,7 +240,7 @@ def test_what_changes_after_save_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_no_rank_begins_a_save_before_the_one_before_is_committed(tmp_path: Path) -> None:
-    first, second = (CheckpointWriter(str(tmp_path), rank, 2, START, 3) for rank in (0, 1))
+    first, second = (CheckpointWriter(str(tmp_path), rank, 2, LAUNCH, 3) for rank in (0, 1))
     second.save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
     began = threading.Event()
 
@@ -249,7 +249,7 @@ def test_no_rank_begins_a_save_before_the_one_before_is_committed(tmp_path: Path
         began.set()
 
     threading.Thread(target=again, daemon=True).start()
-    assert not began.wait(0.5) and (tmp_path / "step-00000001" / f"rank-0001.{START}.done").exists()
+    assert not began.wait(0.5) and (tmp_path / "step-00000001" / f"rank-0001.{LAUNCH}.done").exists()
     assert list_steps(str(tmp_path)) == [1]
     for step in (1, 2):
         first.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(step, 2))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from saved_tensors import RUN, START, flip, manifest_of, rank_file, save, whole
+from saved_tensors import LAUNCH, RUN, flip, manifest_of, rank_file, save, whole
 
 from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
@@ -180,10 +180,10 @@ def test_a_commit_of_an_earlier_start_under_a_save_ends_it(tmp_path: Path) -> No
 
 
 def test_nothing_is_committed_whose_files_another_start_has_removed(tmp_path: Path) -> None:
-    writers = [CheckpointWriter(str(tmp_path), rank, 2, START, 9) for rank in (0, 1)]
+    writers = [CheckpointWriter(str(tmp_path), rank, 2, LAUNCH, 9) for rank in (0, 1)]
     writers[1].save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(1, 2))
     folder = Path(folder_of_step(str(tmp_path), 1))
-    while not (folder / f"rank-0001.{START}.done").exists():
+    while not (folder / f"rank-0001.{LAUNCH}.done").exists():
         time.sleep(0.01)
     (folder / rank_file(1)).unlink()
     writers[0].save({"weight/word.weight@0": torch.zeros(35)}, manifest_of(1, 2))
@@ -208,7 +208,7 @@ def test_ranks_that_do_not_hold_each_element_once_commit_nothing(tmp_path: Path)
         ({"weight/word.weight@0": word, "weight/other@0": bias}, "other is not a parameter of the manifest"),
         ({}, "must save slices of the same kinds"),
     ]:
-        writer = CheckpointWriter(str(tmp_path), 0, 1, START, 9)
+        writer = CheckpointWriter(str(tmp_path), 0, 1, LAUNCH, 9)
         writer.save(live, manifest_of(1, 1))
         with pytest.raises(UserError, match=reason):
             writer.wait()
@@ -237,7 +237,7 @@ def test_what_is_no_file_is_a_sentence(tmp_path: Path, kind: str, name: str) -> 
 def test_a_failed_write_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     save(tmp_path, 1, 1)
     (tmp_path / "step-00000002").write_text("in the way")
-    writer = CheckpointWriter(str(tmp_path), 0, 1, START, 1)
+    writer = CheckpointWriter(str(tmp_path), 0, 1, LAUNCH, 1)
     writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1, {"norm.bias": [9]}))
     with pytest.raises(OSError, match=r"step 2 could not be saved to .*rerun the same command"):
         writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(3, 1))
@@ -246,7 +246,7 @@ def test_a_failed_write_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_bucket_that_refuses_is_an_error_that_loses_nothing(s3: Any, bucket: str) -> None:
     good = save(bucket, 1, 1)
-    writer = CheckpointWriter(bucket, 0, 1, START, 1)
+    writer = CheckpointWriter(bucket, 0, 1, LAUNCH, 1)
     s3.failures, s3.failure = 1000, "403 Forbidden"
     writer.save({"weight/norm.bias@0": torch.zeros(9)}, manifest_of(2, 1, {"norm.bias": [9]}))
     with pytest.raises(OSError, match=r"step 2 could not be saved to s3://.*rerun the same command"):
@@ -290,7 +290,7 @@ def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, limit: Any) 
     shapes = {"a": [1_000_000]}
     with limit(tmp_path):
         good = save(tmp_path, 1, 1)
-        writer = CheckpointWriter(str(tmp_path), 0, 1, START, 1)
+        writer = CheckpointWriter(str(tmp_path), 0, 1, LAUNCH, 1)
         writer.save({"weight/a@0": torch.zeros(1_000_000)}, manifest_of(2, 1, shapes))
         with pytest.raises(OSError, match=r"step 2 could not be saved .*(No space left|File too large)") as failed:
             writer.wait()

@@ -22,7 +22,7 @@ from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
 from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
 from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.checkpoint.huggingface_import import import_model
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.build import build_model
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
@@ -75,7 +75,7 @@ def answers(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
         decoder_input_ids=padded(pairs["target"].input_ids, TARGETS),
         labels=padded(pairs["labels"], TARGETS, -100),
     )
-    logits = ours.lm_head(ours.teacher_forced(pairs["source"], pairs["target"]))
+    logits = ours.lm_head(ours.decode_targets(pairs["source"], pairs["target"]))
     assert logits.std() > 0.1
     loss = ours(**pairs)["translation"] / sum(TARGETS)
     for model, each in ((ours, loss), (theirs, found.loss)):
@@ -145,9 +145,9 @@ def test_greedy_translations_are_theirs(tmp_path: Path) -> None:
     tokens, ids = torch.zeros(len(SOURCES), dtype=torch.int64), []
     done = torch.zeros(len(SOURCES), dtype=torch.bool)
     with torch.no_grad():
-        state = ours.begin(ours.read(pairs["source"]), pairs["source"], beams=1)
+        state = ours.init_decoder_state(ours.encode_source(pairs["source"]), pairs["source"], beams=1)
         for _ in range(expected.shape[1] - 1):
-            tokens = ours.lm_head(ours.advance(state, tokens)).argmax(1).masked_fill(done, 0)
+            tokens = ours.lm_head(ours.decode_step(state, tokens)).argmax(1).masked_fill(done, 0)
             done |= tokens == 1
             ids.append(tokens)
     assert torch.equal(torch.stack(ids, 1), expected[:, 1:])
@@ -221,7 +221,7 @@ def test_the_loss_with_smoothed_labels_is_theirs(tmp_path: Path) -> None:
     ours: Any = build_model(config_of(), VOCABULARY)
     roughen(ours)
     pairs = pairs_of(SOURCES, TARGETS, VOCABULARY)
-    logits = ours.lm_head(ours.teacher_forced(pairs["source"], pairs["target"]))
+    logits = ours.lm_head(ours.decode_targets(pairs["source"], pairs["target"]))
     smoother = transformers.trainer_pt_utils.LabelSmoother(epsilon=0.1)
     expected = smoother({"logits": logits}, pairs["labels"])
     found = ours.train()(**pairs)["translation"] / sum(TARGETS)
@@ -273,12 +273,12 @@ def test_the_auto_classes_open_an_export(joint: bool, tmp_path: Path) -> None:
     translations = tokenizer.batch_decode(theirs, skip_special_tokens=True)
     model.eval()
     for translation, ids in zip(translations, wanted, strict=True):
-        packed = packed_on_device(pack_sequences([ids]), torch.device("cpu"))
+        packed = packed_to_device(pack_sequences([ids]), torch.device("cpu"))
         tokens, generated = torch.tensor([0]), list[int]()
         with torch.no_grad():
-            state = model.begin(model.read(packed), packed, 1)
+            state = model.init_decoder_state(model.encode_source(packed), packed, 1)
             while len(generated) < 11 and 1 not in generated:
-                tokens = model.lm_head(model.advance(state, tokens)).argmax(1)
+                tokens = model.lm_head(model.decode_step(state, tokens)).argmax(1)
                 generated.append(int(tokens))
         assert translation == tokenizer.decode(generated, skip_special_tokens=True)
 

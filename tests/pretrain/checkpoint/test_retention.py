@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from s3_endpoint import S3
-from saved_tensors import RUN, START, as_given, manifest_of, rank_file, rewrite_manifest, save, whole
+from saved_tensors import LAUNCH, RUN, as_given, manifest_of, rank_file, rewrite_manifest, save, whole
 
 from multihop.common.files import sha256_file
 from multihop.common.storage import open_folder
@@ -131,7 +131,7 @@ def test_a_checkpoint_under_another_steps_name_is_refused_and_nothing_else_is_to
 def test_what_a_start_before_left_is_cleared_away(tmp_path: Path) -> None:
     committed, half = Path(save(tmp_path, 1, 1)), Path(save(tmp_path, 2, 1))
     before = files(committed)
-    (half / "manifest.json").rename(half / f".manifest.json.{START}.tmp")
+    (half / "manifest.json").rename(half / f".manifest.json.{LAUNCH}.tmp")
     (half / f".{rank_file(1)}.77-ab.tmp").write_bytes(b"half")
     for late in (f"rank-0001.{RUN[:8]}-0000cccc.safetensors", f".rank-0001.{RUN[:8]}-0000cccc.done.1-a.tmp"):
         (committed / late).write_bytes(b"late")
@@ -157,7 +157,7 @@ def version_2(checkpoints: Path, step: int) -> Path:
     folder = checkpoints / f"step-{step:08d}"
     shutil.copytree(save(checkpoints.with_name("new"), step, 1), folder)
     file = (folder / rank_file(0)).rename(folder / "rank-0000.safetensors")
-    (folder / f"rank-0000.{START}.done").rename(folder / "rank-0000.done")
+    (folder / f"rank-0000.{LAUNCH}.done").rename(folder / "rank-0000.done")
     entry = {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file)}
     rewrite_manifest(folder, without=("run", "kinds", "stripes"), format_version=2, files=[entry])
     return folder

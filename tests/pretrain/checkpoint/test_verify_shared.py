@@ -13,14 +13,14 @@ from saved_tensors import as_version_3, flip, rank_file, rewrite_manifest, save
 
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.verify import newest_good
-from multihop.pretrain.checkpoint.verify_shared import shares
+from multihop.pretrain.checkpoint.verify_shared import assign_files
 
 Pool = Callable[[int], RankPool]
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 9))
 def test_every_file_is_some_ranks_share_and_the_shares_are_about_equal(sizes: list[int], world_size: int) -> None:
-    found = shares(sizes, world_size)
+    found = assign_files(sizes, world_size)
     assert sorted(index for mine in found for index in mine) == list(range(len(sizes)))
     loads = [sum(sizes[index] for index in mine) for mine in found]
     assert max(loads) - min(loads) <= max(sizes, default=0)

@@ -28,7 +28,7 @@ from multihop.data_prep.pipeline.prepare import prepare
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.index import build_indexes, index_path, sources_of
-from multihop.pretrain.data.loader import stream
+from multihop.pretrain.data.loader import prefetch_batches
 from multihop.pretrain.data.phases import is_skipped, samples_before, total_steps
 
 OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
@@ -79,10 +79,12 @@ def reference(config: TrainingConfig, data: Path, indexes: Path) -> list[tuple[i
     return [together([alone.step(step)]) for step in steps] + [together([alone.heldout()])]
 
 
-def resumed(maker: Callable[[], BatchBuilder], starts: list[int], last: int, data_workers: int) -> Iterator[RankBatch]:
+def resumed(
+    builder: Callable[[], BatchBuilder], starts: list[int], last: int, data_workers: int
+) -> Iterator[RankBatch]:
     """What a rank sees that begins anew at each of `starts`."""
     for start, stop in zip(starts, [*starts[1:], last], strict=True):
-        yield from stream(maker(), range(start, stop), data_workers)
+        yield from prefetch_batches(builder(), range(start, stop), data_workers)
 
 
 @st.composite
@@ -130,12 +132,12 @@ def test_every_way_to_run_gives_the_same_samples(
     last = total_steps(config.phases)
     starts = [0, *sorted(start for start in restarts if start < last)]
 
-    def maker(rank: int) -> BatchBuilder:
+    def builder(rank: int) -> BatchBuilder:
         return BatchBuilder.open(config, folder, indexes, rank, world_size, micro_batch_sizes[: len(phases)])
 
-    seen = [list(resumed(lambda rank=rank: maker(rank), starts, last, 0)) for rank in range(world_size)]  # type: ignore[misc]
+    seen = [list(resumed(lambda rank=rank: builder(rank), starts, last, 0)) for rank in range(world_size)]  # type: ignore[misc]
     found = [together(list(ranks)) for ranks in zip(*seen, strict=True)]
-    assert [*found, together([maker(rank).heldout() for rank in range(world_size)])] == expected
+    assert [*found, together([builder(rank).heldout() for rank in range(world_size)])] == expected
 
 
 PHASES: list[dict[str, typing.Any]] = [
@@ -159,10 +161,10 @@ def test_processes_that_make_batches_ahead_change_nothing(
     config, folder = config_of(objective, PHASES, WEIGHTS[2]), data(objective)
     expected = reference(config, folder, indexes)[:-1]
 
-    def maker(rank: int) -> BatchBuilder:
+    def builder(rank: int) -> BatchBuilder:
         return BatchBuilder.open(config, folder, indexes, rank, 2, [2, 3])
 
-    seen = [list(resumed(lambda rank=rank: maker(rank), [0, 4], 8, data_workers)) for rank in range(2)]  # type: ignore[misc]
+    seen = [list(resumed(lambda rank=rank: builder(rank), [0, 4], 8, data_workers)) for rank in range(2)]  # type: ignore[misc]
     assert [together(list(ranks)) for ranks in zip(*seen, strict=True)] == expected
     first = seen[0][0].micro_batches[0].inputs["packed"].input_ids  # type: ignore[union-attr]
     assert type(first) is np.ndarray and first.dtype == np.int64 and first.flags.writeable
@@ -173,16 +175,16 @@ def test_weighted_sources_stay_apart(objective: str, data: Data, indexes: Path) 
     config = config_of(objective, [{"seq_len": 20, "global_batch_size": 400, "steps": 3}], WEIGHTS[2])
     folder = data(objective)
     reference(config, folder, indexes)
-    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [400])
-    sizes = [index.size for index in maker.order.indexes[0]]
-    chosen = maker.order.samples_of_step(0)
+    builder = BatchBuilder.open(config, folder, indexes, 0, 1, [400])
+    sizes = [index.size for index in builder.order.indexes[0]]
+    chosen = builder.order.samples_of_step(0)
     share = np.bincount(chosen.sources, minlength=3) / 400
     assert np.abs(share - np.array(WEIGHTS[2]) / 9.6).max() < 0.08
     assert (np.searchsorted(np.cumsum(sizes), chosen.samples, side="right") == chosen.sources).all()
     assert chosen.epochs[chosen.sources == 2].max() > 2 > chosen.epochs[chosen.sources == 0].max()
     # Every source's index holds all its documents and only those.
     documents = open_dataset(folder).train
-    firsts = [index.first_document for index in maker.order.indexes[0]]
+    firsts = [index.first_document for index in builder.order.indexes[0]]
     assert firsts == np.searchsorted(documents.sources, [0, 1, 2]).tolist()
     assert (np.diff(documents.sources.astype(int)) >= 0).all()
     for source, first in enumerate(firsts):
@@ -204,9 +206,9 @@ def test_held_out_samples_by_source_are_those_of_one_source_with_the_same_masks(
 ) -> None:
     config, folder = config_of(objective, PHASES[:1]), data(objective)
     reference(config, folder, indexes)
-    makers = [BatchBuilder.open(config, folder, indexes, rank, world_size, [3]) for rank in range(world_size)]
-    every = together([maker.heldout() for maker in makers])[3]
-    by_source = [maker.heldout_by_source() for maker in makers]
+    builders = [BatchBuilder.open(config, folder, indexes, rank, world_size, [3]) for rank in range(world_size)]
+    every = together([builder.heldout() for builder in builders])[3]
+    by_source = [builder.heldout_by_source() for builder in builders]
     found = [one for source in (0, 1, 2) for one in together([shares[source] for shares in by_source])[3]]
     assert set(by_source[0]) == {0, 1, 2} and len(set(found)) == len(found) and set(found) <= set(every)
     assert len(found) == len(every) or objective != "mlm+sop", "its segments are of one document"
@@ -215,10 +217,10 @@ def test_held_out_samples_by_source_are_those_of_one_source_with_the_same_masks(
 def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[int, dict[int, str]]:
     """The hash of what each sample becomes in each epoch."""
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [1])
+    builder = BatchBuilder.open(config, folder, indexes, 0, 1, [1])
     found: dict[int, dict[int, str]] = {}
     for step in range(config.phases[0].steps):
-        chosen, made = maker.order.samples_of_step(step), maker.step(step)
+        chosen, made = builder.order.samples_of_step(step), builder.step(step)
         for sample, epoch, batch in zip(chosen.samples, chosen.epochs, made.micro_batches, strict=True):
             inputs: Any = batch.inputs
             digest = inputs["packed"].input_ids.tobytes() + inputs["masked_positions"].tobytes()
@@ -277,9 +279,9 @@ def test_far_steps_are_streamed_at_once(data: Data, indexes: Path) -> None:
     far = {"seq_len": 20, "global_batch_size": 4, "steps": 2 * 10**9, "skip_steps": [10**9 + 1]}
     config, folder = config_of("clm", [far], WEIGHTS[1]), data("clm")
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [2])
+    builder = BatchBuilder.open(config, folder, indexes, 0, 1, [2])
     for data_workers in (0, 1):
-        coming = stream(maker, range(10**9, 2 * 10**9), data_workers)
+        coming = prefetch_batches(builder, range(10**9, 2 * 10**9), data_workers)
         assert [next(coming).step for _ in range(3)] == [10**9, 10**9 + 2, 10**9 + 3]
         del coming
     assert samples_before(config.phases, 2 * 10**9) == 8 * 10**9
@@ -289,19 +291,19 @@ def test_far_steps_are_streamed_at_once(data: Data, indexes: Path) -> None:
 def test_a_fault_in_the_making_reaches_the_caller(data_workers: int, data: Data, indexes: Path) -> None:
     config, folder = config_of("clm", PHASES), data("clm")
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [2, 2])
-    wrong = dataclasses.replace(maker.order.indexes[0][0], first_document=10**6)
-    order = dataclasses.replace(maker.order, indexes=[[wrong], *maker.order.indexes[1:]])
-    broken = dataclasses.replace(maker, order=order)
+    builder = BatchBuilder.open(config, folder, indexes, 0, 1, [2, 2])
+    wrong = dataclasses.replace(builder.order.indexes[0][0], first_document=10**6)
+    order = dataclasses.replace(builder.order, indexes=[[wrong], *builder.order.indexes[1:]])
+    broken = dataclasses.replace(builder, order=order)
     with pytest.raises(IndexError, match=r"document 1000\d+ of \d+"):
-        list(stream(broken, range(3), data_workers))
+        list(prefetch_batches(broken, range(3), data_workers))
 
 
 _RANK = """
 import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
 from multihop.pretrain.data.batches import BatchBuilder
-from multihop.pretrain.data.loader import stream
+from multihop.pretrain.data.loader import prefetch_batches
 from multihop.pretrain.config import TrainingConfig
 
 if sys.argv[4] == "stuck":
@@ -310,17 +312,17 @@ if sys.argv[4] == "stuck":
     loader._START_TIMEOUT_S = 1.0
     os.register_at_fork(after_in_child=lambda: time.sleep(1000))
 config = TrainingConfig.model_validate_json(sys.argv[1])
-maker = BatchBuilder.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, [2, 2])
-steps = stream(maker, range(8), 2)
+builder = BatchBuilder.open(config, Path(sys.argv[2]), Path(sys.argv[3]), 0, 1, [2, 2])
+steps = prefetch_batches(builder, range(8), 2)
 workers = [process.pid for process in multiprocessing.active_children()]
 other = " ".join(f"kill -TERM {pid}; kill -INT {pid};" for pid in workers)
-if sys.argv[4] == "signalled":  # as soon as they are there, and at work
+if sys.argv[4] == "signaled":  # as soon as they are there, and at work
     subprocess.run(["sh", "-c", other], check=True)
 first = next(steps)
 if sys.argv[4] == "killed":
     print(*workers, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[4] == "signalled":
+if sys.argv[4] == "signaled":
     subprocess.run(["sh", "-c", other], check=True)
     print(len(list(steps)))
 """
@@ -334,9 +336,9 @@ def test_data_workers_leave_signals_to_their_rank_and_die_with_it(data: Data, in
         arguments = [config.model_dump_json(), str(folder), str(indexes), what]
         return subprocess.run([sys.executable, "-c", _RANK, *arguments], capture_output=True, text=True, timeout=120)
 
-    signalled = rank("signalled")
-    assert signalled.returncode == 0, signalled.stderr
-    assert signalled.stdout.split() == ["6"]  # seven steps of eight are not skipped, and one was taken before
+    signaled = rank("signaled")
+    assert signaled.returncode == 0, signaled.stderr
+    assert signaled.stdout.split() == ["6"]  # seven steps of eight are not skipped, and one was taken before
     stuck = rank("stuck")
     assert stuck.returncode == 1 and "RuntimeError: a data worker did not start within 1 s" in stuck.stderr
     unfinished = rank("unfinished")

@@ -79,7 +79,7 @@ def test_the_first_positions_of_a_huge_permutation_spread_evenly() -> None:
         chi_square = ((hits - drawn / buckets) ** 2 / (drawn / buckets)).sum()
         assert abs(chi_square - (buckets - 1)) < 6 * np.sqrt(2 * (buckets - 1)), chi_square
         steps = np.diff(out.astype(np.int64))
-        assert abs((steps > 0).mean() - 0.5) < 0.02  # neighbours are unrelated
+        assert abs((steps > 0).mean() - 0.5) < 0.02  # neighbors are unrelated
 
 
 def test_permutations_of_different_keys_are_unrelated() -> None:
@@ -88,7 +88,7 @@ def test_permutations_of_different_keys_are_unrelated() -> None:
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
 
 
-def test_random_bits_do_not_depend_on_their_neighbours() -> None:
+def test_random_bits_do_not_depend_on_their_neighbors() -> None:
     counters = np.arange(1000, dtype=np.uint64)
     together = random_bits(7, counters)
     assert random_bits(7, counters[500:501])[0] == together[500]

@@ -50,7 +50,7 @@ def config_of(phases: list[dict[str, Any]], weights: tuple[float, ...] | None, m
     )
 
 
-def maker_of(config: TrainingConfig, data: Path, indexes: Path, rank: int = 0, ranks: int = 1) -> BatchBuilder:
+def builder_of(config: TrainingConfig, data: Path, indexes: Path, rank: int = 0, ranks: int = 1) -> BatchBuilder:
     build_indexes(indexes, open_dataset(data), config)
     return BatchBuilder.open(config, data, indexes, rank, ranks, [1] * len(config.phases))
 
@@ -99,11 +99,11 @@ def test_every_way_to_run_gives_the_same_pairs(
     by_tokens = all("global_batch_tokens" in phase for phase in phases)
     config = config_of(phases, weights, micro if by_tokens else None)
     whole = config.model_copy(update={"engine": config.engine.model_copy(update={"micro_batch_tokens": None})})
-    alone = maker_of(whole, mixed, indexes)
-    together = [maker_of(config, mixed, indexes, rank, ranks) for rank in range(ranks)]
+    alone = builder_of(whole, mixed, indexes)
+    together = [builder_of(config, mixed, indexes, rank, ranks) for rank in range(ranks)]
     used = 0
     for step in range(sum(phase["steps"] for phase in phases)):
-        expected, shares = alone.step(step), [maker.step(step) for maker in together]
+        expected, shares = alone.step(step), [builder.step(step) for builder in together]
         assert [one for share in shares for one in pairs_of(share)] == pairs_of(expected)
         assert sum(share.counts["translation"] for share in shares) == expected.counts["translation"]
         assert len({len(share.micro_batches) for share in shares}) == 1
@@ -114,18 +114,18 @@ def test_every_way_to_run_gives_the_same_pairs(
                 inputs: Any = batch.inputs
                 if micro is not None and by_tokens and batch.counts["translation"]:
                     assert max(len(inputs["source"].input_ids), len(inputs["labels"])) <= micro
-    assert [maker.order.samples_before(step + 1) for maker in together] == [used] * ranks
-    held = [one for maker in together for one in pairs_of(maker.heldout())]
+    assert [builder.order.samples_before(step + 1) for builder in together] == [used] * ranks
+    held = [one for builder in together for one in pairs_of(builder.heldout())]
     assert held == pairs_of(alone.heldout()) and len(held) == min(11, len(open_dataset(mixed).heldout))
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_each_pair_is_used_once_an_epoch(mixed: Path, indexes: Path, weights: tuple[float, ...] | None) -> None:
     config = config_of([{"seq_len": 96, "global_batch_tokens": 300, "steps": 200}], weights, None)
-    maker = maker_of(config, mixed, indexes)
-    sizes = [index.size for index in maker.order.indexes[0]]
+    builder = builder_of(config, mixed, indexes)
+    sizes = [index.size for index in builder.order.indexes[0]]
     assert sum(sizes) == len(open_dataset(mixed).train)
-    chosen = [maker.order.samples_of_step(step) for step in range(200)]
+    chosen = [builder.order.samples_of_step(step) for step in range(200)]
     assert all(len(set(each.sources)) == len(set(each.epochs)) == 1 for each in chosen)
     for source, size in enumerate(sizes):
         by_epoch: dict[int, list[int]] = {}
@@ -136,19 +136,21 @@ def test_each_pair_is_used_once_an_epoch(mixed: Path, indexes: Path, weights: tu
         first = sum(sizes[:source])
         assert len(whole) > 1 and all(sorted(epoch) == list(range(first, first + size)) for epoch in whole)
         assert len(set(last)) == len(last) and whole[0] != whole[1]
-    rows = maker.order.indexes[0][0].rows
+    rows = builder.order.indexes[0][0].rows
     for step in range(20):
-        inputs: Any = maker.step(step).micro_batches[0].inputs
+        inputs: Any = builder.step(step).micro_batches[0].inputs
         assert max(len(inputs["source"].input_ids), len(inputs["labels"])) <= 300
     assert (np.diff(rows[:, 1:].max(1)) >= 0).all()
 
 
 def test_a_pair_is_laid_out_as_the_model_reads_it(mixed: Path, indexes: Path) -> None:
-    maker = maker_of(config_of([{"seq_len": 96, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, indexes)
-    data, special = maker.data.train, maker.data.manifest.tokenizer.special_ids
-    chosen, step = maker.order.samples_of_step(1), maker.step(1)
+    builder = builder_of(
+        config_of([{"seq_len": 96, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, indexes
+    )
+    data, special = builder.data.train, builder.data.manifest.tokenizer.special_ids
+    chosen, step = builder.order.samples_of_step(1), builder.step(1)
     for sample, (source, read, predicted) in zip(chosen.samples.tolist(), pairs_of(step), strict=True):
-        document = int(maker.order.indexes[0][0].rows[sample, 0])
+        document = int(builder.order.indexes[0][0].rows[sample, 0])
         tokens, length = data.tokens(document).tolist(), int(data.source_lengths[document])
         assert np.frombuffer(source, np.int64).tolist() == [*tokens[:length], special["end"]]
         assert np.frombuffer(read, np.int64).tolist() == [special["pad"], *tokens[length:]]
@@ -156,13 +158,15 @@ def test_a_pair_is_laid_out_as_the_model_reads_it(mixed: Path, indexes: Path) ->
 
 
 def test_longer_pairs_are_left_out_and_told(mixed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    maker = maker_of(config_of([{"seq_len": 40, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
-    data = maker.data.train
+    builder = builder_of(
+        config_of([{"seq_len": 40, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path
+    )
+    data = builder.data.train
     longest = np.maximum(data.source_lengths, data.lengths - data.source_lengths) + 1
-    assert 0 < maker.order.indexes[0][0].size == (longest <= 40).sum() < len(data)
+    assert 0 < builder.order.indexes[0][0].size == (longest <= 40).sum() < len(data)
     assert f"{(longest > 40).sum()} of {len(data)} pairs have a side longer than phases[].seq_len=40" in caplog.text
     with pytest.raises(UserError, match="too few for one sample of 8"):
-        maker_of(config_of([{"seq_len": 8, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
+        builder_of(config_of([{"seq_len": 8, "global_batch_tokens": 300, "steps": 3}], None, None), mixed, tmp_path)
 
 
 @pytest.mark.parametrize(

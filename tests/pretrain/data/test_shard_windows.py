@@ -21,10 +21,10 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
-from multihop.pretrain.data.loader import stream
-from multihop.pretrain.data.order import MIXTURE_BLOCK, draw, next_positions, quotas
+from multihop.pretrain.data.loader import prefetch_batches
+from multihop.pretrain.data.order import MIXTURE_BLOCK, draw_sources, next_positions, quotas
 from multihop.pretrain.data.phases import total_steps
-from multihop.pretrain.data.shard_requests import forget, request, requested
+from multihop.pretrain.data.shard_requests import clear_requests, request_shards, requested_shards
 from multihop.pretrain.data.shard_windows import ShardWindows
 
 WINDOWED = ["mlm", "mlm+sop", "clm", "mlm isolated", "clm isolated"]
@@ -63,7 +63,7 @@ def test_an_epoch_has_each_sample_once_from_so_many_shards_at_a_time(
 )
 def test_what_a_source_draws_next_is_known_before_it_is_drawn(weights: list[float], position: int) -> None:
     quota = quotas(tuple(weights))
-    sources, drawn = draw(np.arange(position, position + MIXTURE_BLOCK), quota, "key")
+    sources, drawn = draw_sources(np.arange(position, position + MIXTURE_BLOCK), quota, "key")
     firsts = [int(drawn[sources == source][0]) for source in range(len(weights))]
     assert next_positions(position, quota, "key").tolist() == firsts
 
@@ -109,7 +109,7 @@ def fetching(run_dir: Path, whole: Path, copy: Path) -> Iterator[list[str]]:
 
     def work() -> None:
         while not ended.wait(0.002):
-            for name in (wanted := requested(run_dir)):
+            for name in (wanted := requested_shards(run_dir)):
                 if not (copy / name).exists():
                     shutil.copy(whole / name, copy / f".{name}")
                     (copy / f".{name}").rename(copy / name)
@@ -144,12 +144,12 @@ def test_a_node_with_some_shards_makes_the_batches_of_one_with_all(
     expected = [sequence_hashes(alone.step(step)) for step in range(total_steps(config.phases))]
     at_once: list[int] = []
 
-    def maker() -> BatchBuilder:
+    def builder() -> BatchBuilder:
         return BatchBuilder.open(config, copy, tmp_path / "index", 0, 1, [100, 100], shard_request_dir=tmp_path)
 
     with fetching(tmp_path, whole, copy) as fetched:
         found: list[list[str]] = []
-        for share in stream(maker(), range(total_steps(config.phases)), 0):
+        for share in prefetch_batches(builder(), range(total_steps(config.phases)), 0):
             found.append(sequence_hashes(share))
             at_once.append(len(list(copy.glob("train-*"))))
         assert found == expected
@@ -157,8 +157,8 @@ def test_a_node_with_some_shards_makes_the_batches_of_one_with_all(
         if weights is None:
             assert max(at_once) < 2 * shards / 3
         # Resumed somewhere, with a process that makes batches ahead.
-        forget(tmp_path)
-        assert [sequence_hashes(share) for share in stream(maker(), range(33, 50), 1)] == expected[33:50]
+        clear_requests(tmp_path)
+        assert [sequence_hashes(share) for share in prefetch_batches(builder(), range(33, 50), 1)] == expected[33:50]
 
 
 @pytest.mark.parametrize("objective", WINDOWED)
@@ -167,38 +167,38 @@ def test_an_epoch_of_a_data_set_has_each_sample_once(
 ) -> None:
     config = windowed(objective, None)
     build_indexes(tmp_path, open_dataset(data(objective)), config)
-    maker = BatchBuilder.open(config, data(objective), tmp_path, 0, 1, [100, 100])
-    chosen = [maker.order.samples_of_step(step) for step in range(110)]
+    builder = BatchBuilder.open(config, data(objective), tmp_path, 0, 1, [100, 100])
+    chosen = [builder.order.samples_of_step(step) for step in range(110)]
     samples, epochs = (np.concatenate([getattr(each, name) for each in chosen]) for name in ("samples", "epochs"))
-    size = maker.order.indexes[0][0].size
+    size = builder.order.indexes[0][0].size
     assert epochs.max() >= 2 and (np.bincount(samples[epochs == 0], minlength=size) == 1).all()
     assert (samples[epochs == 0] != samples[epochs == 1]).any()
-    assert not np.array_equal(samples, np.concatenate([_without(config, maker, step) for step in range(110)]))
+    assert not np.array_equal(samples, np.concatenate([_without(config, builder, step) for step in range(110)]))
 
 
-def _without(config: TrainingConfig, maker: BatchBuilder, step: int) -> Any:
-    fingerprint = maker.data.manifest.fingerprint
-    sizes = [maker.order.stream(phase).sizes for phase in range(len(PHASES))]
+def _without(config: TrainingConfig, builder: BatchBuilder, step: int) -> Any:
+    fingerprint = builder.data.manifest.fingerprint
+    sizes = [builder.order.stream(phase).sizes for phase in range(len(PHASES))]
     return samples_of_step(config.seed, fingerprint, config.phases, sizes, step).samples
 
 
 def test_requests_are_what_was_asked_last(tmp_path: Path) -> None:
-    assert requested(tmp_path) == []
-    request(tmp_path, ["b", "a"])
-    assert requested(tmp_path) == ["b", "a"]
-    forget(tmp_path)
-    assert requested(tmp_path) == []
+    assert requested_shards(tmp_path) == []
+    request_shards(tmp_path, ["b", "a"])
+    assert requested_shards(tmp_path) == ["b", "a"]
+    clear_requests(tmp_path)
+    assert requested_shards(tmp_path) == []
 
 
 def test_a_request_that_could_not_be_written_is_repeated(data: Callable[[str], Path], tmp_path: Path) -> None:
     config, run_dir = windowed("clm", None), tmp_path / "run"
     build_indexes(tmp_path / "index", open_dataset(data("clm")), config)
-    maker = BatchBuilder.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], shard_request_dir=run_dir)
+    builder = BatchBuilder.open(config, data("clm"), tmp_path / "index", 0, 1, [100, 100], shard_request_dir=run_dir)
     with pytest.raises(FileNotFoundError):  # as where the disk is full
-        maker.request_shards(0)
+        builder.request_shards(0)
     run_dir.mkdir()
-    maker.request_shards(0)
-    assert requested(run_dir)
+    builder.request_shards(0)
+    assert requested_shards(run_dir)
 
 
 @pytest.mark.parametrize(

@@ -182,13 +182,13 @@ def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int)
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(
     pool: Pool, precision: str, stage: int, offload: str
 ) -> None:
-    spoilt = (2, 3)
-    results = pool(2).run(train_on_pairs, settings("lamb", precision, stage, offload), 8, SEQUENCES, spoilt)
+    spoiled = (2, 3)
+    results = pool(2).run(train_on_pairs, settings("lamb", precision, stage, offload), 8, SEQUENCES, spoiled)
     for result in results:
         assert result["applied"] == [True, True, False, False, True, True, True, True]
         assert result["untouched"] == [True, True]
         assert result["updates"] == 6
-    expected = plainly("lamb", 8, spoilt)
+    expected = plainly("lamb", 8, spoiled)
     of_losses, of_weights = deviations(results, expected)
     loss_bound, weight_bound = PRECISIONS[precision]
     assert of_losses < loss_bound and of_weights < weight_bound
@@ -236,7 +236,7 @@ def test_the_norm_of_large_gradients_is_the_same_in_every_stage(pool: Pool) -> N
     assert norms == pytest.approx([norms[-1]] * 4, rel=1e-6)
 
 
-def test_weights_lie_where_vectorised_kernels_can_read_them(pool: Pool) -> None:
+def test_weights_lie_where_vectorized_kernels_can_read_them(pool: Pool) -> None:
     # The output's bias has 61 elements, that of the two classes 2.
     found = pool(1).run(norm_of_equal_passes, settings("lamb", "bf16"), 1)[0]["offsets"]
     assert len(found) > 20 and {name for name, offset in found.items() if offset} == {"next_sentence.bias"}

@@ -21,7 +21,7 @@ from torch import Tensor
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, uses_weight_decay
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -118,7 +118,7 @@ def _plain_step(before: State) -> Step:
     batches = some_batches(CONFIG.seed, BEFORE, phase.global_batch_size, phase.seq_len, VOCABULARY)
     loss = 0.0
     for batch in batches:
-        sums = model(**on_device(batch.inputs, torch.device("cpu")))
+        sums = model(**to_device(batch.inputs, torch.device("cpu")))
         mine = sum(sums[name] / sum(other.counts[name] for other in batches) for name in batch.counts)
         mine.backward()
         loss += float(mine)

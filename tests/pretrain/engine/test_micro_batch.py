@@ -13,7 +13,7 @@ from rank_jobs import found_micro_batches
 from rank_pool import RankPool
 from worker_runs import recipe
 
-from multihop.pretrain.engine.micro_batch import REMEMBERED, memory_line
+from multihop.pretrain.engine.micro_batch import CACHE_FILE, fit_memory
 
 
 def measured(a_sample: float, alone: float, limit: int) -> tuple[Callable[[int], float], list[int]]:
@@ -39,7 +39,7 @@ def measured(a_sample: float, alone: float, limit: int) -> tuple[Callable[[int],
 @example(a_sample=1000.0, alone=2.0, seq_len=32, share=3, limit=2)
 def test_the_line_through_two_measurements(a_sample: float, alone: float, seq_len: int, share: int, limit: int) -> None:
     bytes_of, tried = measured(a_sample, alone, limit)
-    found = memory_line(bytes_of, seq_len, share, "cuda")
+    found = fit_memory(bytes_of, seq_len, share, "cuda")
     assert found == pytest.approx((a_sample, alone), rel=1e-6, abs=1e-3 * a_sample)
     assert max(tried) <= share, "a micro-batch larger than a rank's share of a step never runs"
     most = max(size for size in tried if size <= limit)
@@ -48,18 +48,18 @@ def test_the_line_through_two_measurements(a_sample: float, alone: float, seq_le
 
 def test_one_sample_is_measured_alone_where_a_share_has_no_two() -> None:
     bytes_of, tried = measured(7e6, 2e6, 1)
-    assert memory_line(bytes_of, 128, 1, "cuda") == (9e6, 0.0) and tried == [1]
+    assert fit_memory(bytes_of, 128, 1, "cuda") == (9e6, 0.0) and tried == [1]
 
 
 def test_a_sample_that_does_not_fit_takes_more_than_all_memory() -> None:
     bytes_of, tried = measured(1.0, 0.0, 0)
-    assert memory_line(bytes_of, 512, 100, "cuda") == (float("inf"), 0.0)
+    assert fit_memory(bytes_of, 512, 100, "cuda") == (float("inf"), 0.0)
     assert tried == [64, 32, 16, 8, 4, 2, 1]
 
 
 def test_two_micro_batches_of_equal_memory_are_no_measurement() -> None:
     bytes_of, _ = measured(0.0, 2e6, 1_000)
-    assert memory_line(bytes_of, 128, 100, "cuda")[0] == 0.0
+    assert fit_memory(bytes_of, 128, 100, "cuda")[0] == 0.0
 
 
 @pytest.mark.ranks
@@ -77,10 +77,10 @@ def test_a_ramp_does_not_change_bytes_per_sample_and_the_key_covers_what_does(
         (run_dir / "recipe.json").write_text(json.dumps(content))
         (sizes,) = pool(1).run(found_micro_batches, run_dir)
         assert all(1 <= size <= 64 for size in sizes)
-        return list(json.loads((run_dir / REMEMBERED).read_text()).values())
+        return list(json.loads((run_dir / CACHE_FILE).read_text()).values())
 
     (ramped,) = found(phases=[{**phase, "batch_ramp": [{"steps": 2, "global_batch_size": 8}]}])
-    (run_dir / REMEMBERED).unlink()
+    (run_dir / CACHE_FILE).unlink()
     (plain,) = found(phases=[phase])
     assert plain["bytes_per_sample"] == ramped["bytes_per_sample"] > 16 * 100
     for number, changes in enumerate(

@@ -124,8 +124,8 @@ def test_it_does_what_torchs_own_store_does(operations: list[tuple]) -> None:
 RANK = """
 import sys
 from pathlib import Path
-from multihop.pretrain.engine.ranks import join
-ranks = join(Path(sys.argv[1]))
+from multihop.pretrain.engine.ranks import join_process_group
+ranks = join_process_group(Path(sys.argv[1]))
 print(ranks.all_reduce_sum({"ranks": 1.0}))
 ranks.shutdown()
 """

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.cross_attention import Pairs, attend_across
+from multihop.pretrain.models.layers.cross_attention import Pairs, cross_attend
 
 Lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9)
 
@@ -41,7 +41,7 @@ def test_attention_stays_within_each_pair(lengths: list[tuple[int, int]], equal:
         lengths = [lengths[0]] * len(lengths)
     pairs, parts = pairs_of(lengths), inputs(lengths)
     for scale in (None, 1.0):
-        found, expected = attend_across(*parts, pairs, scale), masked(parts, pairs, scale or 0.5)
+        found, expected = cross_attend(*parts, pairs, scale), masked(parts, pairs, scale or 0.5)
         torch.testing.assert_close(found, expected)
         upstream = torch.randn(expected.shape, dtype=torch.float64)
         for ours, theirs in zip(
@@ -55,28 +55,28 @@ def test_attention_stays_within_each_pair(lengths: list[tuple[int, int]], equal:
 def test_buckets_hold_each_pair_once_with_little_padding(lengths: list[tuple[int, int]]) -> None:
     pairs = pairs_of(lengths)
     for side, bucket_side in ((pairs.queries, "queries"), (pairs.keys, "keys")):
-        rectangles = [getattr(bucket, bucket_side) for bucket in pairs.buckets]
-        real = [torch.ones_like(each.at, dtype=torch.bool) if each.real is None else each.real for each in rectangles]
-        tokens = torch.cat([each.at[own] for each, own in zip(rectangles, real, strict=True)])
+        batches = [getattr(bucket, bucket_side) for bucket in pairs.buckets]
+        masks = [torch.ones_like(b.indices, dtype=torch.bool) if b.mask is None else b.mask for b in batches]
+        tokens = torch.cat([batch.indices[mask] for batch, mask in zip(batches, masks, strict=True)])
         assert sorted(tokens.tolist()) == list(range(side.tokens))
-        for own in real:
-            width = own.shape[1]
-            assert (own.sum(1) >= min(width - 4, width * 7 / 8)).all()
+        for mask in masks:
+            width = mask.shape[1]
+            assert (mask.sum(1) >= min(width - 4, width * 7 / 8)).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_kernels_for_many_lengths_are_the_fallback_on_a_cpu() -> None:
+def test_variable_length_kernels_agree_with_the_fallback_on_a_cpu() -> None:
     lengths = [(5, 9), (1, 33), (64, 2)]
     pairs, parts = pairs_of(lengths), inputs(lengths, width=64)
-    here = attend_across(*parts, pairs)
+    here = cross_attend(*parts, pairs)
     upstream = torch.randn(here.shape, dtype=torch.float64)
     wanted = torch.autograd.grad(here, parts, upstream)
     there = [part.detach().to("cuda", torch.bfloat16).requires_grad_() for part in parts]
     on_gpu = Pairs(
         *(Sequences(side.cu_seqlens.cuda(), side.max_seqlen, side.tokens) for side in (pairs.queries, pairs.keys))
     )
-    out = attend_across(*there, on_gpu)
+    out = cross_attend(*there, on_gpu)
     found = torch.autograd.grad(out, there, upstream.to("cuda", torch.bfloat16))
     for ours, theirs in zip((out, *found), (here, *wanted), strict=True):
         torch.testing.assert_close(ours.double().cpu(), theirs, rtol=5e-2, atol=5e-2)

@@ -23,7 +23,7 @@ from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import ObjectiveConfig
@@ -45,7 +45,7 @@ import torch
 
 from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.engine.inputs import packed_on_device
+from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.huggingface_weights import from_huggingface, to_huggingface
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
@@ -55,7 +55,7 @@ assert config.objective.name == "clm"
 model = build_model(config.model.model_copy(update={"hidden": 16, "heads": 2}), 50)
 init_weights(model, 1)
 ids = torch.arange(8)
-packed = packed_on_device(pack(ids.numpy(), cumulative_lengths([5, 3])), torch.device("cpu"))
+packed = packed_to_device(pack(ids.numpy(), cumulative_lengths([5, 3])), torch.device("cpu"))
 first = model(packed, labels=ids + 1)["clm"]
 first.backward()
 with torch.no_grad():
@@ -132,7 +132,7 @@ def test_every_declared_objective_trains_every_parameter(
     batch = BatchBuilder.open(config, folder, tmp_path, 0, 1, [10]).step(0).micro_batches[0]
     model = build_model(config.model, data.manifest.tokenizer.vocab_size)
     init_weights(model, 1)
-    sums = model(**on_device(batch.inputs, torch.device("cpu")))
+    sums = model(**to_device(batch.inputs, torch.device("cpu")))
     assert batch.counts.keys() == {name for name in sums if not name.endswith("_hits")} == set(objective.split("+"))
     sum((sums[name] / count for name, count in batch.counts.items()), torch.zeros(())).backward()
     for name, parameter in model.named_parameters():

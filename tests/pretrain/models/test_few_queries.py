@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from multihop.pretrain.models.cpu.few_queries import attend_from_few
+from multihop.pretrain.models.cpu.few_queries import few_query_attention
 
 
 @pytest.mark.parametrize("queries", [1, 4])
@@ -18,4 +18,4 @@ def test_it_is_torchs(queries: int, masked: str) -> None:
         mask = torch.rand(3, 1, queries if masked == "for each query" else 1, 5, generator=generator) < 0.5
         mask[..., 1] = True
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    torch.testing.assert_close(attend_from_few(query, key, value, mask), expected)
+    torch.testing.assert_close(few_query_attention(query, key, value, mask), expected)

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from multihop.pretrain.models.build import build_model, init_weights, make_param_init
-from multihop.pretrain.models.cpu.dropout import Dropout, keep_mask, kept_share
+from multihop.pretrain.models.cpu.dropout import Dropout, keep_mask, keep_probability
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences, attend
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
 from multihop.pretrain.packed_tokens import PackedTokens
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "max_positions": 40, "dropout": 0.0}
@@ -237,7 +237,7 @@ def test_dropped_attention_is_that_of_the_same_masks(lengths: list[int], causal:
         mask[:, :length, :length]
         for mask, length in zip(masks.view(len(lengths), heads, max_seqlen, max_seqlen), lengths, strict=True)
     ]
-    expected = dense(parts, lengths, causal, per_sequence, 1 / kept_share(rate))
+    expected = dense(parts, lengths, causal, per_sequence, 1 / keep_probability(rate))
     torch.testing.assert_close(out, expected)
     upstream = torch.randn(out.shape, dtype=torch.float64)
     for ours, theirs in zip(
@@ -263,15 +263,15 @@ def test_masks_keep_what_their_rate_says_in_every_lane(rate: float) -> None:
     torch.manual_seed(3)
     count = 400_000
     kept = keep_mask(torch.Size([count, 4]), rate).numpy()
-    share = kept_share(rate)
+    share = keep_probability(rate)
     assert abs(share - (1 - rate)) <= 0.5 / 2**16
     sigma = np.sqrt(share * (1 - share) / count)
     assert abs(kept.mean() - share) < 4 * sigma / 2
     assert (np.abs(kept.mean(0) - share) < 4 * sigma).all()
     # Four elements come of one number of 64 bits, and none of them tells anything about another.
     correlations = np.corrcoef(kept.T)[np.triu_indices(4, 1)]
-    neighbours = np.corrcoef(kept[:-1].ravel(), kept[1:].ravel())[0, 1]
-    assert (np.abs([*correlations, neighbours]) < 4.5 / np.sqrt(count)).all()
+    neighbors = np.corrcoef(kept[:-1].ravel(), kept[1:].ravel())[0, 1]
+    assert (np.abs([*correlations, neighbors]) < 4.5 / np.sqrt(count)).all()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0,)])
@@ -284,10 +284,10 @@ def test_dropout_scales_what_it_keeps_and_is_off_in_evaluation() -> None:
     layer = Dropout(0.1)
     out = layer(x)
     kept = out != 0
-    torch.testing.assert_close(out[kept], x[kept] / kept_share(0.1))
+    torch.testing.assert_close(out[kept], x[kept] / keep_probability(0.1))
     (gradient,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(gradient != 0, kept)
-    torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / kept_share(0.1)))
+    torch.testing.assert_close(gradient[kept], torch.full_like(gradient[kept], 1 / keep_probability(0.1)))
     assert torch.equal(layer.eval()(x), x)
 
 

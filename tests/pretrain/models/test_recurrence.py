@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.seq2seq.attention import Attention
-from multihop.pretrain.models.seq2seq.layers import Decoder, Direction
-from multihop.pretrain.models.seq2seq.recurrence import STATES, Weights, recur, recur_fused
-from multihop.pretrain.models.seq2seq.steps import Steps, steps_of
+from multihop.pretrain.models.seq2seq.layers import Decoder, RecurrentCell
+from multihop.pretrain.models.seq2seq.recurrence import STATES, Weights, run_recurrence, run_recurrence_cudnn
+from multihop.pretrain.models.seq2seq.time_steps import TimeSteps, time_steps_of
 
 Lengths = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 CELLS: Any = ("lstm", "gru")
@@ -42,15 +42,15 @@ def weights_of(layer: Any) -> list[Weights]:
 @settings(max_examples=30)
 @given(lengths=Lengths)
 def test_steps_hold_each_token_once_the_longest_sequences_first(lengths: list[int]) -> None:
-    steps, ends = steps_of(sequences_of(lengths)), [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    assert steps.sizes == tuple(sum(length > step for length in lengths) for step in range(max(lengths)))
+    steps, ends = time_steps_of(sequences_of(lengths)), [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    assert steps.batch_sizes == tuple(sum(length > step for length in lengths) for step in range(max(lengths)))
     place = 0
-    for step, size in enumerate(steps.sizes):
+    for step, size in enumerate(steps.batch_sizes):
         for row in range(size):
-            sequence = int(steps.longest_first[row])
+            sequence = int(steps.sorted_indices[row])
             assert steps.order[place] == ends[sequence] + step
-            assert steps.rows[sequence] == row
-            assert steps.back[steps.order[place]] == place
+            assert steps.unsorted_indices[sequence] == row
+            assert steps.inverse_order[steps.order[place]] == place
             place += 1
 
 
@@ -58,18 +58,18 @@ def test_steps_hold_each_token_once_the_longest_sequences_first(lengths: list[in
 @settings(max_examples=10)
 @given(lengths=Lengths)
 def test_states_and_gradients_are_those_of_torch(cell: Any, lengths: list[int]) -> None:
-    layer, steps, width = layer_of(cell, 5, 3), steps_of(sequences_of(lengths)), 3
+    layer, steps, width = layer_of(cell, 5, 3), time_steps_of(sequences_of(lengths)), 3
     x, initial = random(sum(lengths), 5), [random(2, len(lengths), width, seed=n) for n in range(STATES[cell])]
-    packed = nn.utils.rnn.PackedSequence(x, torch.tensor(steps.sizes))
+    packed = nn.utils.rnn.PackedSequence(x, torch.tensor(steps.batch_sizes))
     expected, last = layer(packed, tuple(initial) if cell == "lstm" else initial[0])
     wanted = [expected.data, *(last if cell == "lstm" else [last])]
     states = [tuple(part[side] for part in initial) for side in (0, 1)]
     done = [
-        recur(cell, x, steps, state, weights, backwards=bool(side))
+        run_recurrence(cell, x, steps, state, weights, reverse=bool(side))
         for side, (state, weights) in enumerate(zip(states, weights_of(layer), strict=True))
     ]
     ours = [torch.cat([out for out, _ in done], 1), *map(torch.stack, zip(*[state for _, state in done], strict=True))]
-    out, state = recur_fused(cell, x, steps, states, weights_of(layer))
+    out, state = run_recurrence_cudnn(cell, x, steps, states, weights_of(layer))
     fused = [out, *map(torch.stack, zip(*state, strict=True))]
     given_to_all = [x, *initial, *layer.parameters()]
     upstream = [random(*part.shape, seed=9).detach() for part in wanted]
@@ -80,13 +80,13 @@ def test_states_and_gradients_are_those_of_torch(cell: Any, lengths: list[int]) 
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("backwards", [False, True])
-def test_the_gradient_of_a_recurrence(cell: Any, backwards: bool) -> None:
-    steps: Steps = steps_of(sequences_of([2, 1, 3]))
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_gradient_of_a_recurrence(cell: Any, reverse: bool) -> None:
+    steps: TimeSteps = time_steps_of(sequences_of([2, 1, 3]))
     (weights, _), states = weights_of(layer_of(cell, 2, 2)), [random(3, 2, seed=n) for n in range(STATES[cell])]
 
     def outputs(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        out, last = recur(cell, x, steps, rest[: len(states)], rest[len(states) :], backwards)  # type: ignore[arg-type]
+        out, last = run_recurrence(cell, x, steps, rest[: len(states)], rest[len(states) :], reverse)  # type: ignore[arg-type]
         return (out, *last)
 
     assert torch.autograd.gradcheck(outputs, (random(6, 2), *states, *weights))
@@ -94,7 +94,7 @@ def test_the_gradient_of_a_recurrence(cell: Any, backwards: bool) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_step_is_that_of_torchs_cell(cell: Any) -> None:
-    direction = Direction(cell, 5, 3).double()
+    direction = RecurrentCell(cell, 5, 3).double()
     theirs: Any = (nn.LSTMCell if cell == "lstm" else nn.GRUCell)(5, 3).double()
     with torch.no_grad():
         for ours, parameter in zip(direction.weights, theirs.parameters(), strict=True):
@@ -134,7 +134,7 @@ def test_attention_is_the_papers(kind: Any) -> None:
         nn.init.normal_(attention.score)
     targets, sources = [3, 1, 2], [4, 7, 1]
     query, source = random(6, 4), random(12, 4, seed=1)
-    found = attention.across(query, source, sequences_of(targets), sequences_of(sources))
+    found = attention.cross_attend(query, source, sequences_of(targets), sequences_of(sources))
     expected = []
     for part, there in zip(query.split(targets), source.split(sources), strict=True):
         expected += [by_hand(attention, kind, each, there)[1] for each in part]
@@ -155,7 +155,7 @@ def decoder_by_hand(model: Any, x: Tensor, source: Tensor, states: list[tuple[Te
     kind, hidden = model.config.attention, x.shape[1]
     cells: list[Any] = []
     for direction in decoder.cells:
-        assert isinstance(direction, Direction)
+        assert isinstance(direction, RecurrentCell)
         cell: Any = (nn.LSTMCell if model.config.cell == "lstm" else nn.GRUCell)(
             direction.input_weight.shape[1], hidden
         )
@@ -201,12 +201,12 @@ def test_the_decoder_is_the_papers(cell: str, attention: str, input_feeding: boo
     sources, targets = [5, 2], [3, 4]
     pairs = pairs_of(sources, targets)
     with torch.no_grad():
-        found = model.teacher_forced(pairs["source"], pairs["target"]).split(targets)
-        states, last = model._read(pairs["source"], sequences_of(sources))
+        found = model.decode_targets(pairs["source"], pairs["target"]).split(targets)
+        states, last = model._encode_source(pairs["source"], sequences_of(sources))
         x = model.word(pairs["target"].input_ids).split(targets)
         for number, source in enumerate(states.split(sources)):
             mine = [tuple(part[number] for part in state) for state in last]
-            # The last states of the last layer are those of its outputs: forwards at the end, backwards at the start.
+            # The last layer's last states are its outputs, forward at the end, in reverse at the start.
             torch.testing.assert_close(mine[-1][0], torch.cat([source[-1, :8], source[0, 8:]]))
             torch.testing.assert_close(found[number], decoder_by_hand(model, x[number], source, mine))
 
@@ -225,7 +225,7 @@ def test_the_encoder_is_torchs() -> None:
         texts = list(model.word(pairs["source"].input_ids).split(lengths))
         expected, (h, c) = theirs(nn.utils.rnn.pack_sequence(texts, enforce_sorted=False))
         rows, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
-        states, last = model._read(pairs["source"], sequences_of(lengths))
+        states, last = model._encode_source(pairs["source"], sequences_of(lengths))
     for number, part in enumerate(states.split(lengths)):
         torch.testing.assert_close(part, rows[number, : len(part)])
     for number, (ours_h, ours_c) in enumerate(last):

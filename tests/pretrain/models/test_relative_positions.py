@@ -313,5 +313,5 @@ def test_two_ranks_train_alike_in_zero_stages_0_and_3(
     assert entropies == pytest.approx(others, rel=1e-4) and len(entropies) == 3
     assert "layers.1.attention.distance.weight" in weights and weights.keys() == partitioned.keys()
     for name, weight in weights.items():
-        if not name.endswith("attention.key.bias"):  # its gradient is rounding noise, which Adam normalises
+        if not name.endswith("attention.key.bias"):  # its gradient is rounding noise, which Adam normalizes
             torch.testing.assert_close(partitioned[name], weight, rtol=1e-4, atol=1e-5, msg=name)

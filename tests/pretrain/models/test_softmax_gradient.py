@@ -8,7 +8,7 @@ from rank_jobs import compiled_gradients
 from rank_pool import RankPool
 from torch.nn import functional as F
 
-from multihop.pretrain.models.layers.vocabulary import fused_linear_cross_entropy
+from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 
 
 @pytest.mark.ranks

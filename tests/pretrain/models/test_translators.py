@@ -62,24 +62,24 @@ def test_what_stands_beside_a_pair_changes_nothing(
         ids = torch.cat([alone[i][side].input_ids for i in order])
         together[side] = replace(together[side], input_ids=ids)
     with torch.no_grad():
-        states = model.teacher_forced(together["source"], together["target"])
+        states = model.decode_targets(together["source"], together["target"])
         for number, part in zip(order, states.split([lengths[i][1] for i in order]), strict=True):
-            torch.testing.assert_close(part, model.teacher_forced(alone[number]["source"], alone[number]["target"]))
+            torch.testing.assert_close(part, model.decode_targets(alone[number]["source"], alone[number]["target"]))
 
 
 @every_variant
-def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam_cache, "_TOKENS_AT_FIRST", 2)  # the cache is tidied up, and grows
+def test_decoding_step_by_step_equals_teacher_forcing(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_cache, "_INITIAL_TOKENS", 2)  # unused columns are removed, and the cache grows
     model, pairs, beams = translator(variant), pairs_of(SOURCES, TARGETS), 3
     texts = [pairs_of(SOURCES, TARGETS, seed=seed)["target"] for seed in range(3)]
     longest = max(TARGETS)
     with torch.no_grad():
-        wanted = [[part for part in model.teacher_forced(pairs["source"], text).split(TARGETS)] for text in texts]
+        wanted = [[part for part in model.decode_targets(pairs["source"], text).split(TARGETS)] for text in texts]
         given_ids = torch.stack([padded(text.input_ids, TARGETS) for text in texts], 1).flatten(0, 1)
-        state: Any = model.begin(model.read(pairs["source"]), pairs["source"], beams)
+        state: Any = model.init_decoder_state(model.encode_source(pairs["source"]), pairs["source"], beams)
         kept, turned = torch.arange(len(SOURCES)), torch.arange(len(given_ids))
         for step in range(longest):
-            out = model.advance(state, given_ids[turned, step])
+            out = model.decode_step(state, given_ids[turned, step])
             for row, hypothesis in enumerate(turned.tolist()):
                 sentence, beam = divmod(hypothesis, beams)
                 if step < TARGETS[sentence]:
@@ -90,7 +90,7 @@ def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], mon
                 turned = turned[moved]
             if step == 2:  # sentences leave
                 stay = torch.tensor([3, 0, 4])
-                state.keep(stay)
+                state.select_sentences(stay)
                 kept = kept[stay]
                 turned = turned.view(-1, beams)[stay].flatten()
         sources = state.sources if hasattr(state, "sources") else [state.source]
@@ -100,7 +100,7 @@ def test_growing_hypotheses_are_teacher_forced_ones(variant: dict[str, Any], mon
 @every_variant
 def test_the_loss_is_that_of_all_logits_and_smoothed_in_training_alone(variant: dict[str, Any]) -> None:
     model, pairs = translator(variant), pairs_of(SOURCES, TARGETS)
-    logits = model.lm_head(model.teacher_forced(pairs["source"], pairs["target"]))
+    logits = model.lm_head(model.decode_targets(pairs["source"], pairs["target"]))
     for training, smoothing in ((False, 0.0), (True, 0.1)):
         loss = model.train(training)(**pairs)["translation"]
         expected = F.cross_entropy(logits, pairs["labels"], reduction="sum", label_smoothing=smoothing)
@@ -205,7 +205,7 @@ def test_the_operations_of_a_step_are_counted(variant: dict[str, Any]) -> None:
     sources, targets = [5] * 3, [8] * 3
     pairs = pairs_of(sources, targets)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model.lm_head(model.teacher_forced(pairs["source"], pairs["target"]))
+        model.lm_head(model.decode_targets(pairs["source"], pairs["target"]))
     sides: dict[str, Any] = {
         side: pack_sequences([[0] * length for length in lengths])
         for side, lengths in (("source", sources), ("target", targets))

@@ -10,7 +10,7 @@ from small_shards import BERT, tokenizer_of
 
 from multihop.common.counter_rng import random_bits
 from multihop.pretrain.objectives.config import ObjectiveConfig
-from multihop.pretrain.objectives.masking import mask
+from multihop.pretrain.objectives.masking import mask_tokens
 from multihop.pretrain.packed_tokens import pack_sequences
 
 VOCAB = 100
@@ -27,7 +27,7 @@ def masked(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sequences that are samples of their own, masked: as `mask` returns them."""
     text, objective = pack_sequences(sequences), ObjectiveConfig(name="mlm", **rules)
-    return mask(text.input_ids, text.cu_seqlens, text.positions, keys, objective, tokenizer_of(starts))
+    return mask_tokens(text.input_ids, text.cu_seqlens, text.positions, keys, objective, tokenizer_of(starts))
 
 
 def close(share: float, expected: float, trials: int) -> bool:
@@ -176,7 +176,7 @@ def test_spans_and_ngrams_end_where_the_text_ends() -> None:
     sequence = [2, *[60, 3] * 60]
     keys = keys_of(*range(50))
     words = masked([sequence] * 50, keys, masking="words", mask_rate=0.2)[1]
-    for masking in ("spans", "ngrams"):  # longer ones would bring their neighbours with them
+    for masking in ("spans", "ngrams"):  # longer ones would bring their neighbors with them
         assert (masked([sequence] * 50, keys, masking=masking, mask_rate=0.2)[1] == words).all()
 
 

@@ -15,7 +15,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents, open_dataset
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.pretrain.models.families import FAMILIES
-from multihop.pretrain.objectives import clm, pairs
+from multihop.pretrain.objectives import clm, sentence_pairs
 from multihop.pretrain.objectives.config import OBJECTIVES, ObjectiveConfig, objectives_with
 
 NSP = ObjectiveConfig(name="mlm+nsp")
@@ -44,8 +44,8 @@ def long_documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
 @pytest.mark.parametrize("seq_len", [32, 64, 128])
 def test_sentence_pairs_are_laid_out_by_the_original_rules(bert_data: Path, seq_len: int) -> None:
     documents = open_dataset(bert_data).train
-    index = pairs.build_index(documents, seq_len, 3, NSP)
-    assert (index == pairs.build_index(documents, seq_len, 3, NSP)).all()
+    index = sentence_pairs.build_index(documents, seq_len, 3, NSP)
+    assert (index == sentence_pairs.build_index(documents, seq_len, 3, NSP)).all()
     length_a, length_b = index[:, 2] - index[:, 1], index[:, 5] - index[:, 4]
     assert length_a.min() >= 1 and length_b.min() >= 1
     assert (length_a + length_b).max() <= seq_len - 3
@@ -62,13 +62,13 @@ def test_sentence_pairs_are_laid_out_by_the_original_rules(bert_data: Path, seq_
 
 def test_next_sentences_are_laid_out_as_they_always_were(tmp_path: Path) -> None:
     sentences = [[1 + (7 * i + 3 * k) % 19 for k in range(1 + i % 9)] for i in range(50)]
-    index = pairs.build_index(documents_of(tmp_path / "golden.arrow", sentences), 48, 3, NSP)
+    index = sentence_pairs.build_index(documents_of(tmp_path / "golden.arrow", sentences), 48, 3, NSP)
     assert index[:2].tolist() == [[0, 0, 1, 27, 0, 19, 1], [1, 0, 8, 0, 0, 1, 1]]
     assert hashlib.sha256(index.astype("<i8").tobytes()).hexdigest()[:16] == "0dc2c6429061ff71"
 
 
 def test_shares_of_next_sentences(long_documents: Documents) -> None:
-    index = pairs.build_index(long_documents, LONGEST + 3, 3, NSP)
+    index = sentence_pairs.build_index(long_documents, LONGEST + 3, 3, NSP)
     length = long_documents.lengths[0]
     # Of each document's first pair: where it is to be 2 to 5 tokens long, it holds one sentence and has no choice.
     first = index[np.unique(index[:, 0], return_index=True)[1]]
@@ -86,7 +86,7 @@ def test_shares_of_next_sentences(long_documents: Documents) -> None:
 
 
 def test_shares_of_swapped_segments(long_documents: Documents) -> None:
-    index = pairs.build_index(long_documents, LONGEST + 3, 3, SOP)
+    index = sentence_pairs.build_index(long_documents, LONGEST + 3, 3, SOP)
     assert close(index[:, 6].mean(), 0.5, len(index))
     first = index[np.unique(index[:, 0], return_index=True)[1]]
     short = first[:, 5] - first[:, 4] + first[:, 2] - first[:, 1] < LONGEST
@@ -109,9 +109,9 @@ def test_two_consecutive_segments_in_order_or_swapped(
     documents = documents_of(tmp_path_factory.getbasetemp() / "order.arrow", sentences)
     if max(map(len, sentences)) == 1:
         with pytest.raises(UserError, match="needs documents of two sentences or more, and there is none"):
-            pairs.build_index(documents, seq_len, 1, SOP)
+            sentence_pairs.build_index(documents, seq_len, 1, SOP)
         return
-    index = pairs.build_index(documents, seq_len, 1, SOP)
+    index = sentence_pairs.build_index(documents, seq_len, 1, SOP)
     assert (index[:, 0] == index[:, 3]).all()
     ordered = np.where(index[:, [6]] == 1, index[:, [4, 5, 1, 2]], index[:, [1, 2, 4, 5]])
     lengths = ordered[:, 1::2] - ordered[:, ::2]
@@ -135,16 +135,16 @@ def test_two_consecutive_segments_in_order_or_swapped(
 @pytest.mark.parametrize("objective", [NSP, SOP])
 def test_a_pair_becomes_cls_a_sep_b_sep(bert_data: Path, objective: ObjectiveConfig) -> None:
     data = open_dataset(bert_data)
-    index = pairs.build_index(data.train, 64, 3, objective)
-    rows = pairs.sample_rows(index, np.array([5, 17, 2]), 64)
-    batch = pairs.assemble(data.train, rows, keys_of(1, 2, 3), 64, data.manifest.tokenizer, objective)
+    index = sentence_pairs.build_index(data.train, 64, 3, objective)
+    rows = sentence_pairs.sample_rows(index, np.array([5, 17, 2]), 64)
+    batch = sentence_pairs.collate(data.train, rows, keys_of(1, 2, 3), 64, data.manifest.tokenizer, objective)
     inputs: Any = batch.inputs
     packed = inputs["packed"]
     ids = packed.input_ids.copy()
     ids[inputs["masked_positions"]] = batch.targets
     cu_seqlens = packed.cu_seqlens.tolist()
     for row, begin, stop in zip(rows, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
-        (one, start_a, stop_a), (other, start_b, stop_b) = pairs.spans(data.train, row, 64, objective)
+        (one, start_a, stop_a), (other, start_b, stop_b) = sentence_pairs.spans(data.train, row, 64, objective)
         a, b = data.train.tokens(one)[start_a:stop_a], data.train.tokens(other)[start_b:stop_b]
         assert ids[begin:stop].tolist() == [2, *a.tolist(), 3, *b.tolist(), 3]
         assert packed.token_type_ids[begin:stop].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
@@ -157,7 +157,7 @@ def test_a_pair_becomes_cls_a_sep_b_sep(bert_data: Path, objective: ObjectiveCon
 def test_one_document_is_too_few_for_next_sentences(tmp_path: Path) -> None:
     one = documents_of(tmp_path / "one.arrow", [[3, 4]])
     with pytest.raises(UserError, match="draws from another document"):
-        pairs.build_index(one, 64, 1, NSP)
+        sentence_pairs.build_index(one, 64, 1, NSP)
 
 
 @pytest.mark.parametrize("objective", [CLM, ISOLATED])
@@ -173,7 +173,7 @@ def test_the_stream_is_cut_without_loss(gpt2_data: Path, seq_len: int, objective
     count = clm.sample_count(index, seq_len)
     assert count == (len(stream) - 1) // seq_len
     rows = clm.sample_rows(index, np.arange(count), seq_len)
-    batch = clm.assemble(data.train, rows, keys_of(*range(count)), seq_len, data.manifest.tokenizer, objective)
+    batch = clm.collate(data.train, rows, keys_of(*range(count)), seq_len, data.manifest.tokenizer, objective)
     inputs: Any = batch.inputs
     assert inputs["packed"].input_ids.tolist() == stream[: count * seq_len]
     assert inputs["labels"].tolist() == batch.targets.tolist() == stream[1 : count * seq_len + 1]
@@ -197,7 +197,7 @@ def test_samples_of_the_stream_by_their_documents(
     document_of = np.repeat(np.arange(len(lengths)), lengths)
     for sample in range(count):
         rows = clm.sample_rows(index, np.array([sample]), seq_len)
-        inputs: Any = clm.assemble(documents, rows, keys_of(0), seq_len, tokenizer, objective).inputs
+        inputs: Any = clm.collate(documents, rows, keys_of(0), seq_len, tokenizer, objective).inputs
         read = [*inputs["packed"].input_ids.tolist(), int(inputs["labels"][-1])]
         spans = clm.spans(documents, rows[0], seq_len, objective)
         tokens = [int(token) for i, start, stop in spans for token in documents.tokens(i)[start:stop]]

@@ -85,7 +85,7 @@ class Rank:
         for piece in self.pieces:
             flat_grad = piece.flat.grad
             assert flat_grad is not None
-            piece.of(flat_grad).copy_(grads[piece.name].view(-1)[piece.start : piece.start + piece.numel])
+            piece.view_of(flat_grad).copy_(grads[piece.name].view(-1)[piece.start : piece.start + piece.numel])
         groups = self.optimizer.param_groups
         for group in groups:
             self.optimizer.param_groups = [group]
@@ -111,7 +111,7 @@ def place(
             flat = torch.zeros(at + gap() + 1)
             for name, start, stop, at in planned:
                 piece = Slice(name, tuple(weights[name].shape), start, stop - start, flat, at)
-                piece.of(flat).copy_(weights[name].view(-1)[start:stop])
+                piece.view_of(flat).copy_(weights[name].view(-1)[start:stop])
                 pieces.append(piece)
             groups.append((flat, trust))
         ranks.append(Rank(pieces, groups, max_trust))
@@ -148,7 +148,7 @@ def gather(ranks: list[Rank], weights: Tensors) -> Tensors:
     whole = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
     for rank in ranks:
         for piece in rank.pieces:
-            whole[piece.name].view(-1)[piece.start : piece.start + piece.numel] = piece.of(piece.flat)
+            whole[piece.name].view(-1)[piece.start : piece.start + piece.numel] = piece.view_of(piece.flat)
     return whole
 
 
@@ -223,7 +223,7 @@ def test_however_tensors_are_cut_the_ranks_follow_the_paper(world: tuple[Tensors
     for rank in ranks:
         held = {id(flat): torch.ones(flat.shape, dtype=torch.bool) for flat in rank.flats}
         for piece in rank.pieces:
-            piece.of(held[id(piece.flat)]).fill_(False)
+            piece.view_of(held[id(piece.flat)]).fill_(False)
         assert all(bool((flat[held[id(flat)]] == 0).all()) for flat in rank.flats)  # padding stays
 
 
@@ -348,7 +348,7 @@ def test_gradients_are_left_as_they_are() -> None:
     ranks[0].step(grads)
     for piece in ranks[0].pieces:
         assert piece.flat.grad is not None
-        assert torch.equal(piece.of(piece.flat.grad), grads[piece.name].view(-1))
+        assert torch.equal(piece.view_of(piece.flat.grad), grads[piece.name].view(-1))
 
 
 @pytest.mark.gpu
@@ -370,6 +370,6 @@ def test_on_a_gpu_nothing_waits_and_the_result_is_the_same() -> None:
         torch.cuda.set_sync_debug_mode("error" if t > 1 else "default")
         optimizer.step()
         torch.cuda.set_sync_debug_mode("default")
-    got = {piece.name: piece.of(flat).cpu().view(piece.shape) for piece in pieces}
+    got = {piece.name: piece.view_of(flat).cpu().view(piece.shape) for piece in pieces}
     expected = reference(weights, steps=30)[0]
     assert deviation(got, {name: expected[name] for name in got}) < 3e-6

@@ -1,4 +1,4 @@
-"""Muon on flat buffers is Muon: however the matrices are cut and spread over ranks, torch.optim.Muon on the whole ones."""
+"""Muon on flat buffers is torch.optim.Muon on whole matrices, however these are cut and spread over ranks."""
 
 import math
 import threading
@@ -19,8 +19,8 @@ from multihop.pretrain.optim.muon import (
     Together,
     adamw_rms_scale,
     deal,
-    orthogonalize,
     original_scale,
+    orthogonalize,
 )
 from multihop.pretrain.optim.slices import Slice
 
@@ -71,7 +71,7 @@ class Rank:
             flat.grad = torch.zeros_like(flat)
         for piece in self.pieces:
             assert piece.flat.grad is not None
-            piece.of(piece.flat.grad).copy_(grads[piece.name].view(-1)[piece.start : piece.start + piece.numel])
+            piece.view_of(piece.flat.grad).copy_(grads[piece.name].view(-1)[piece.start : piece.start + piece.numel])
         (group,) = self.optimizer.param_groups
         for flat in self.flats:
             group["params"] = [flat]
@@ -105,7 +105,7 @@ def place(
             flat = torch.zeros(at + gap() + 1)
             for name, start, stop, where in planned:
                 piece = Slice(name, shapes[name], start, stop - start, flat, where)
-                piece.of(flat).copy_(weights[name].view(-1)[start:stop])
+                piece.view_of(flat).copy_(weights[name].view(-1)[start:stop])
                 pieces.append(piece)
             flats.append(flat)
             together.append(Together([flat], {name: shapes[name] for name in list(weights)[call::calls]}))
@@ -150,15 +150,13 @@ def gather(ranks: list[Rank], weights: Tensors) -> Tensors:
     whole = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
     for rank in ranks:
         for piece in rank.pieces:
-            whole[piece.name].view(-1)[piece.start : piece.start + piece.numel] = piece.of(piece.flat)
+            whole[piece.name].view(-1)[piece.start : piece.start + piece.numel] = piece.view_of(piece.flat)
     return whole
 
 
 def deviation(got: Tensors, expected: Tensors) -> float:
     """The largest relative difference of a matrix, in the Frobenius norm."""
-    return max(
-        float((got[name].double() - expected[name]).norm() / expected[name].norm()) for name in expected
-    )
+    return max(float((got[name].double() - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
 SHAPES = [(7, 5), (5, 7), (40, 33), (1, 1), (1, 9), (40, 33), (120, 30), (33, 40)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.run.changes import check_allowed, completed, locked_changes, training_part
+from multihop.pretrain.run.changes import check_allowed, fill_recorded_part, locked_changes, recorded_part
 
 RECIPE: dict[str, Any] = {
     "name": "some",
@@ -77,15 +77,15 @@ def test_another_model_is_another_run_whatever_is_allowed(changes: dict[str, Any
 
 
 def test_a_checkpoint_remembers_weights_of_sources_and_not_their_paths() -> None:
-    then = training_part(TrainingConfig.model_validate(RECIPE))
+    then = recorded_part(TrainingConfig.model_validate(RECIPE))
     sources = [{"path": "elsewhere", "weight": 1.0}, {"path": "b", "weight": 3.0}]
-    now = training_part(TrainingConfig.model_validate({**RECIPE, "data": {"sources": sources}}))
+    now = recorded_part(TrainingConfig.model_validate({**RECIPE, "data": {"sources": sources}}))
     assert locked_changes(then, now, TrainingConfig) == [("data.sources[1].weight", 2.0, 3.0)]
 
 
 def test_what_an_older_version_remembers_has_the_defaults_of_newer_keys() -> None:
-    remembered = json.loads(json.dumps(training_part(TrainingConfig.model_validate(RECIPE))))
-    now = training_part(TrainingConfig.model_validate(RECIPE))
-    assert completed(remembered) == now
+    remembered = json.loads(json.dumps(recorded_part(TrainingConfig.model_validate(RECIPE))))
+    now = recorded_part(TrainingConfig.model_validate(RECIPE))
+    assert fill_recorded_part(remembered) == now
     del remembered["optimizer"]["max_trust"], remembered["phases"][0]["batch_ramp"], remembered["model"]["init_from"]
-    assert completed(remembered) == now
+    assert fill_recorded_part(remembered) == now

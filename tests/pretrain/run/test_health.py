@@ -22,7 +22,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.capture import capture_activations
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, make_param_init
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.layers.attention import Sequences
@@ -132,13 +132,13 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     states: list[Tensor] = []
     shapes: list[tuple[Any, ...]] = []
 
-    def see_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
+    def on_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
         assert relative is None
         shapes.append((tuple(query.shape), tuple(key.shape), sequences.cu_seqlens.tolist(), causal))
 
     with torch.no_grad():
         before = model(text, **targets)
-        with capture_activations(model, states.append, see_attention):
+        with capture_activations(model, states.append, on_attention):
             during = model(text, **targets)
         after = model(text, **targets)
         assert torch.equal(states[0], model.encode(text)) and len(states) == 1
@@ -195,7 +195,7 @@ def test_it_is_what_the_plain_model_computes_on_the_first_held_out_samples(
     assert part.samples == -(-samples // 16) > 1
     states, entropies = [], []
     for batch in part.micro_batches:
-        text = on_device(batch.inputs, CPU)["packed"]
+        text = to_device(batch.inputs, CPU)["packed"]
         with torch.no_grad():
             hidden = model.hidden_states(text)
         states.append(hidden[-1].double())

@@ -19,7 +19,7 @@ from multihop.pretrain.checkpoint.huggingface_export import export_model
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import Model, build_model, init_weights
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.optimizers import build_optimizer
@@ -63,8 +63,8 @@ def table() -> Iterator[list[tuple[str, str, float, float, float]]]:
 
 def batches_of(config: TrainingConfig, folder: Path, indexes: Path) -> list[Batch]:
     build_indexes(indexes, open_dataset(folder), config)
-    maker = BatchBuilder.open(config, folder, indexes, 0, 1, [config.phases[0].global_batch_size])
-    steps = [maker.step(step).micro_batches for step in range(STEPS)]
+    builder = BatchBuilder.open(config, folder, indexes, 0, 1, [config.phases[0].global_batch_size])
+    steps = [builder.step(step).micro_batches for step in range(STEPS)]
     assert all(len(each) == 1 for each in steps)
     return [each[0] for each in steps]
 
@@ -74,7 +74,7 @@ def ours(config: TrainingConfig, vocab_size: int, batches: list[Batch]) -> list[
     optimizer = build_optimizer(model, config.optimizer)
 
     def loss_of(batch: Batch) -> Tensor:
-        sums = model(**on_device(batch.inputs, CPU))
+        sums = model(**to_device(batch.inputs, CPU))
         return sum((sums[name] / count for name, count in batch.counts.items()), torch.zeros(()))
 
     return curve(config, model, optimizer, loss_of, batches)
@@ -154,7 +154,7 @@ def theirs(
 
 def padded(batch: Batch, pad: int) -> dict[str, Tensor]:
     """A batch as transformers takes it, labels included, so that its own loss is computed."""
-    inputs = on_device(batch.inputs, CPU)
+    inputs = to_device(batch.inputs, CPU)
     packed = inputs["packed"]
     real = torch.arange(packed.max_seqlen) < packed.cu_seqlens.diff()[:, None]
 

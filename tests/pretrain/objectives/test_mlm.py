@@ -12,7 +12,7 @@ from small_shards import FIRST, documents_of, tokenizer_of
 
 from multihop.common.counter_rng import random_bits
 from multihop.data_prep.dataset.shards import Documents
-from multihop.pretrain.objectives import full_sentences
+from multihop.pretrain.objectives import mlm
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
 Span = tuple[int, int, int]
@@ -48,9 +48,9 @@ def by_hand(sentences: list[list[int]], seq_len: int, isolate: bool) -> list[lis
 
 
 def laid_out(documents: Documents, seq_len: int, objective: ObjectiveConfig) -> list[list[Span]]:
-    index = full_sentences.build_index(documents, seq_len, 0, objective)
-    rows = full_sentences.sample_rows(index, np.arange(full_sentences.sample_count(index, seq_len)), seq_len)
-    return [full_sentences.spans(documents, row, seq_len, objective) for row in rows]
+    index = mlm.build_index(documents, seq_len, 0, objective)
+    rows = mlm.sample_rows(index, np.arange(mlm.sample_count(index, seq_len)), seq_len)
+    return [mlm.spans(documents, row, seq_len, objective) for row in rows]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,9 +77,9 @@ def test_whole_sentences_up_to_the_length_and_every_token_once(
     assert used.tolist() == list(range(FIRST, FIRST + sum(map(sum, sentences))))
 
     tokenizer = tokenizer_of(np.arange(FIRST + len(used)) % 3 > 0)
-    rows = full_sentences.build_index(documents, seq_len, 0, objective)
+    rows = mlm.build_index(documents, seq_len, 0, objective)
     keys = random_bits(4, np.arange(len(rows), dtype=np.uint64))
-    batch = full_sentences.assemble(documents, rows, keys, seq_len, tokenizer, objective)
+    batch = mlm.collate(documents, rows, keys, seq_len, tokenizer, objective)
     inputs: Any = batch.inputs
     packed = inputs["packed"]
     ids = packed.input_ids.copy()
@@ -100,7 +100,7 @@ def test_whole_sentences_up_to_the_length_and_every_token_once(
         asked = min(max(1, round(0.15 * len(sequence))), sum(token >= FIRST for token in sequence))
         assert count == asked if masking == "tokens" else count <= asked
     # A sample's masks depend on no other sample of its batch.
-    alone: Any = full_sentences.assemble(documents, rows[-1:], keys[-1:], seq_len, tokenizer, objective).inputs
+    alone: Any = mlm.collate(documents, rows[-1:], keys[-1:], seq_len, tokenizer, objective).inputs
     last = alone["packed"].input_ids
     assert (last == packed.input_ids[-len(last) :]).all()
 
@@ -108,10 +108,10 @@ def test_whole_sentences_up_to_the_length_and_every_token_once(
 def test_isolated_documents_of_a_sample_are_masked_each_in_its_own_way(tmp_path: Path) -> None:
     documents = documents_of(tmp_path / "same.arrow", [[30]] * 400)
     objective, tokenizer = objective_of(True), tokenizer_of(np.ones(FIRST + 12000, bool))
-    rows = full_sentences.build_index(documents, 64, 0, objective)
+    rows = mlm.build_index(documents, 64, 0, objective)
     assert len(rows) == 200
     keys = random_bits(4, np.arange(len(rows), dtype=np.uint64))
-    inputs: Any = full_sentences.assemble(documents, rows, keys, 64, tokenizer, objective).inputs
+    inputs: Any = mlm.collate(documents, rows, keys, 64, tokenizer, objective).inputs
     places = (inputs["masked_positions"] % 32).reshape(400, 5)
     assert len({tuple(row) for row in places.tolist()}) > 395
 

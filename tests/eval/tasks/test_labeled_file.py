@@ -1,4 +1,4 @@
-"""One's own task: a YAML file and the labelled files that it names."""
+"""One's own task: a YAML file and the labeled files that it names."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
 from multihop.eval.tasks.known_tasks import open_task
-from multihop.eval.tasks.labelled_file import parse_task_file, read_task
+from multihop.eval.tasks.labeled_file import parse_task_file, read_task
 from multihop.eval.tasks.task import Example, Task
 from multihop.eval.tasks.text_files import columns_of, csv_rows
 

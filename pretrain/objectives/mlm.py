@@ -1,8 +1,8 @@
-"""Masked tokens of full sentences (Liu et al. 2019, section 4.2, FULL-SENTENCES).
+"""Masked language modeling on full sentences (Liu et al. 2019, section 4.2, FULL-SENTENCES).
 
 A sample takes sentence after sentence, across documents, until the next one does not fit; a sentence longer than a
-sample is split. Every token is in exactly one sample, and a sample is a range of the stream `d1 gap d2 gap …`: the gap
-is the extra [SEP] between two documents, or, with isolated documents, [SEP] and the next one's [CLS].
+sample is split. Every token is in exactly one sample. A sample is a range of the stream `d1 gap d2 gap …`, where the
+gap is the extra [SEP] between two documents or, with isolated documents, [SEP] and the next document's [CLS].
 """
 
 import numpy as np
@@ -13,18 +13,19 @@ from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
-from multihop.pretrain.objectives.masking import mask
+from multihop.pretrain.objectives.masking import mask_tokens
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
 DOCUMENT_COLUMNS = [0, 2]
 """The columns of the index that hold document numbers."""
 
 _BLOCK = 2**16
-"""Documents laid out at a time, to bound the memory; the samples do not depend on it."""
+"""Documents that are packed at a time, to bound the memory; the samples do not depend on it."""
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
-    """All samples of a set of documents: int64 (samples, 4) of (first document, start in it, last one, stop in it)."""
+    """All samples of a set of documents: int64 (samples, 4), of (first document, start in it, last document, stop in
+    it)."""
     samples: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
     gap = 1 + int(objective.isolate_documents)
     document = start = 0
@@ -40,10 +41,10 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
 
 
 def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap: int) -> NDArray[np.int64]:
-    """The samples of documents first to stop, from `start` in the first one; `room` is the number of text tokens."""
+    """The samples of the documents first to stop - 1, from `start` in the first one, of `room` text tokens each."""
     sentence_ends = [documents.sentence_ends(i).astype(np.int64) for i in range(first, stop)]
     sentence_ends[0] = sentence_ends[0][sentence_ends[0] > start]
-    # A sentence longer than a sample never fits after another one, so where it is split is known beforehand.
+    # A sentence longer than a sample always begins a sample, so its splits are known in advance.
     document = np.repeat(np.arange(first, stop), [len(ends) for ends in sentence_ends])
     ends = np.concatenate(sentence_ends)
     begins = np.concatenate([[start], ends[:-1]])
@@ -67,12 +68,12 @@ def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many samples an index has."""
+    """The number of samples in an index."""
     return len(index)
 
 
 def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 4): rows of the index."""
+    """int64 (B, 4): the samples' rows of the index."""
     return index[samples]
 
 
@@ -87,7 +88,7 @@ def spans(
     return [(first, start, len(documents.tokens(first))), *between, (last, 0, stop)]
 
 
-def assemble(
+def collate(
     documents: Documents,
     rows: NDArray[np.int64],
     keys: UInt64,
@@ -95,13 +96,13 @@ def assemble(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """The model's inputs for some samples, masked: [CLS] d1 [SEP] d2 [SEP] each.
+    """The model's masked inputs for some samples, [CLS] d1 [SEP] d2 [SEP] each.
 
     Isolated documents are separate sequences: [CLS] d1 [SEP], [CLS] d2 [SEP].
 
     Args:
         rows: int64 (B, 4), rows of the index.
-        keys: uint64 (B,), the key of each sample's masks.
+        keys: uint64 (B,), the key of each sample's mask.
     """
     special = tokenizer.special_ids
     texts: list[NDArray[np.int64]] = []
@@ -123,7 +124,7 @@ def assemble(
     cu_samples = cumulative_lengths(np.add.reduceat(lengths, np.flatnonzero(begins_sample)))
     cu_seqlens = cumulative_lengths(lengths) if objective.isolate_documents else cu_samples
     sequence_keys = np.repeat(keys, counts) if objective.isolate_documents else keys
-    masked, masked_positions, labels = mask(
+    masked, masked_positions, labels = mask_tokens(
         input_ids, cu_seqlens, positions_in(cu_samples), sequence_keys, objective, tokenizer
     )
     return Batch(

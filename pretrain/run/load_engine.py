@@ -1,4 +1,4 @@
-"""The engine that a run starts with: from its newest checkpoint, the weights of another model, or random weights."""
+"""Builds a run's engine and loads its state: from its newest checkpoint, another model, or random weights."""
 
 import logging
 from collections import deque
@@ -24,20 +24,20 @@ from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit, build_model_on_meta, make_param_init
-from multihop.pretrain.run.changes import allowed_in, check_allowed, completed, locked_changes, training_part
+from multihop.pretrain.run.changes import allowed_in, check_allowed, fill_recorded_part, locked_changes, recorded_part
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
 from multihop.pretrain.run.heldout import unigram_log_probabilities
 
-_READS_AT_ONCE = 16
-"""Slices that are read ahead: a bucket answers many requests in the time of one, and each slice takes memory."""
+_PREFETCHED_SLICES = 16
+"""Number of slices that are read ahead, which hides the latency of a bucket; each takes memory."""
 
 log = logging.getLogger("multihop")
 
 
 @dataclass(frozen=True)
-class Start:
-    """An engine with its weights and moments, and the progress of its run."""
+class LoadedEngine:
+    """An engine with its weights and moments, and the progress of the run."""
 
     engine: Engine
     state: TrainState
@@ -49,31 +49,35 @@ class Start:
     """Files of a checkpoint that this rank opened."""
 
 
-def start_engine(
-    config: TrainingConfig, run_dir: Path, data: Manifest, ranks: Ranks, micro_batch: int, resume_from: int
-) -> Start:
-    """An engine that resumes from the run's checkpoint of step `resume_from`, or is new if that is negative.
+def load_engine(
+    config: TrainingConfig, run_dir: Path, data: Manifest, ranks: Ranks, micro_batch_size: int, resume_from: int
+) -> LoadedEngine:
+    """Build an engine and load its state from the run's checkpoint of step `resume_from`, or initialize it if negative.
 
     Raises:
         UserError: The recipe or the data changed without permission, or `model.init_from` does not fit.
     """
     model = build_model_on_meta(config.model, data.output_tokenizer.vocab_size, data.source_vocab_size)
     if resume_from < 0 and config.model.init_from is None:
-        engine = Engine(config, model, ranks, micro_batch, _param_init(config, run_dir, model, data))
-        return Start(engine, TrainState(), None)
+        engine = Engine(config, model, ranks, micro_batch_size, _param_init(config, run_dir, model, data))
+        return LoadedEngine(engine, TrainState(), None)
     is_resumed = resume_from >= 0
     if not is_resumed and is_huggingface(Path(config.model.init_from or "")):
-        return _begin_with_huggingface(config, run_dir, model, data, ranks, micro_batch)
+        return _load_huggingface(config, run_dir, model, data, ranks, micro_batch_size)
     if not is_resumed:
         check_init_keys(config.model)
-    folder = folder_of_step(checkpoints_of(run_dir, config), resume_from) if is_resumed else _parent(config, ranks)
+    folder = (
+        folder_of_step(checkpoints_of(run_dir, config), resume_from)
+        if is_resumed
+        else _parent_checkpoint(config, ranks)
+    )
     with CheckpointReader(folder) as reader:
         saved = reader.manifest
         if is_resumed:
             _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         _check_fits(saved, shapes, data.tokenizers_sha256, folder)
-        engine = Engine(config, model, ranks, micro_batch)
+        engine = Engine(config, model, ranks, micro_batch_size)
         restore(engine, reader, with_state=is_resumed)
     log.info(
         "%s %s: this rank opened %d of its %d files and read %d bytes",
@@ -85,21 +89,21 @@ def start_engine(
     )
     state = TrainState(saved.step, saved.tokens, saved.skipped, saved.skipped_in_a_row) if is_resumed else TrainState()
     parent = saved.parent if is_resumed else saved.content_hash()
-    return Start(engine, state, parent, reader.bytes_read, reader.files_opened)
+    return LoadedEngine(engine, state, parent, reader.bytes_read, reader.files_opened)
 
 
 def restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:
-    """Set an engine's weights from a checkpoint, whatever number of ranks or ZeRO stage wrote it. A collective call.
+    """Set an engine's weights from a checkpoint of any number of ranks and ZeRO stage. A collective call.
 
     Only the slices that this rank needs are read.
 
     Args:
-        with_state: Set the optimizer's state too.
+        with_state: Also set the optimizer's state.
     """
-    saved, wanted = reader.manifest, engine.wanted(with_state)
-    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="restore") as threads:
-        ahead = deque(threads.submit(reader.read, *each) for each in wanted[:_READS_AT_ONCE])
-        remaining = iter(wanted[_READS_AT_ONCE:])
+    saved, slices = reader.manifest, engine.slices_to_restore(with_state)
+    with ThreadPoolExecutor(_PREFETCHED_SLICES, thread_name_prefix="restore") as threads:
+        ahead = deque(threads.submit(reader.read, *each) for each in slices[:_PREFETCHED_SLICES])
+        remaining = iter(slices[_PREFETCHED_SLICES:])
 
         def values() -> Iterator[Tensor]:
             while ahead:
@@ -110,7 +114,7 @@ def restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:
 
 
 def _param_init(config: TrainingConfig, run_dir: Path, model: Model, data: Manifest) -> ParamInit:
-    """The initial weights of a new model, including those computed from the training text."""
+    """A function that sets a new model's initial weights, including those computed from the training text."""
     unigram = vectors = None
     if config.model.needs_token_counts:
         unigram = unigram_log_probabilities(read_token_counts(run_dir / "data", data))
@@ -119,41 +123,43 @@ def _param_init(config: TrainingConfig, run_dir: Path, model: Model, data: Manif
     return make_param_init(model, config.seed, unigram, vectors)
 
 
-def _begin_with_huggingface(
-    config: TrainingConfig, run_dir: Path, model: Model, data: Manifest, ranks: Ranks, micro_batch: int
-) -> Start:
-    """Start with the weights of a Hugging Face model; heads that it lacks are initialised as in any new run."""
+def _load_huggingface(
+    config: TrainingConfig, run_dir: Path, model: Model, data: Manifest, ranks: Ranks, micro_batch_size: int
+) -> LoadedEngine:
+    """An engine with the weights of a Hugging Face model; heads that it lacks are initialized as in a new run."""
     source = Path(config.model.init_from or "")
     imported, vocab_size, weights = import_model(source)
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    of_source = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
+    theirs = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    of_recipe = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
-    if differing := [key for key in of_source if of_recipe.get(key) != of_source[key]]:
+    ours = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
+    if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
         raise UserError(
-            f"model.init_from={source} has {', '.join(f'{key}={of_source[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={of_recipe.get(key)}' for key in differing)}; set the same sizes in model, and "
+            f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "
+            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same sizes in model, and "
             "prepare the data with its tokenizer"
         )
-    lacking = [name for name, _ in model.named_parameters() if name not in weights]
-    check_init_keys(config.model, lacking)
-    if lacking:
-        log.info("%s has no %s: initialised at random with seed %d", source, ", ".join(lacking), config.seed)
+    missing = [name for name, _ in model.named_parameters() if name not in weights]
+    check_init_keys(config.model, missing)
+    if missing:
+        log.info("%s has no %s: initialized at random with seed %d", source, ", ".join(missing), config.seed)
     param_init = _param_init(config, run_dir, model, data)
-    for name in lacking:
+    for name in missing:
         weights[name] = torch.empty(model.get_parameter(name).shape)
         param_init(name, weights[name])
-    engine = Engine(config, model, ranks, micro_batch)
-    wanted = [(name, slice(start, start + numel)) for _, name, start, numel in engine.wanted(with_state=False)]
-    engine.restore((weights[name].reshape(-1)[part] for name, part in wanted), None, {})
+    engine = Engine(config, model, ranks, micro_batch_size)
+    slices = [
+        (name, slice(start, start + numel)) for _, name, start, numel in engine.slices_to_restore(with_state=False)
+    ]
+    engine.restore((weights[name].reshape(-1)[part] for name, part in slices), None, {})
     log.info("starts with the weights of %s", source)
-    return Start(engine, TrainState(), content_hash(source))
+    return LoadedEngine(engine, TrainState(), content_hash(source))
 
 
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:
     allowed = allowed_in(run_dir)
     if saved.recipe is not None:
-        changed = locked_changes(completed(saved.recipe), training_part(config), TrainingConfig)
+        changed = locked_changes(fill_recorded_part(saved.recipe), recorded_part(config), TrainingConfig)
         check_allowed(changed, TrainingConfig, allowed, str(run_dir))
     if saved.data_fingerprint != data_fingerprint and "data" not in allowed:
         raise UserError(
@@ -162,8 +168,8 @@ def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fin
         )
 
 
-def _parent(config: TrainingConfig, ranks: Ranks) -> str:
-    """The folder of the checkpoint that `model.init_from` names, or the newest good one of the run it names."""
+def _parent_checkpoint(config: TrainingConfig, ranks: Ranks) -> str:
+    """The location of the checkpoint at `model.init_from`, or of the newest good one if that is a run."""
     parent = config.model.init_from
     assert parent is not None
     run_dir = Path(parent)
@@ -179,13 +185,13 @@ def _parent(config: TrainingConfig, ranks: Ranks) -> str:
 
 
 def _check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], tokenizer_sha256: str, location: str) -> None:
-    """Check that a checkpoint is of a model with these parameters, and was trained with this tokenizer.
+    """Check that a checkpoint has these parameters, and was trained with this tokenizer.
 
     Args:
         shapes: The model's parameters and their shapes.
 
     Raises:
-        UserError: It is not.
+        UserError: It does not, or was not.
     """
     for name in [*shapes, *saved.parameters]:
         stored, expected = saved.parameters.get(name), shapes.get(name)

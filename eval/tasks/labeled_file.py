@@ -65,8 +65,8 @@ class _Fields(Section):
     scheme: Scheme = "IOB2"
 
 
-class _LabelledFiles(Section):
-    """The YAML file of labelled files."""
+class _LabeledFiles(Section):
+    """The YAML file of labeled files."""
 
     kind: Literal["classification", "regression", "tagging", "choice"]
     format: _Format | None = None
@@ -136,7 +136,7 @@ class _TextFile(Section):
         return self
 
 
-TaskFile = _LabelledFiles | _TextFile | PairFiles
+TaskFile = _LabeledFiles | _TextFile | PairFiles
 """The content of a task's YAML file."""
 _TASK_FILE: TypeAdapter[TaskFile] = TypeAdapter(Annotated[TaskFile, Field(discriminator="kind")])
 
@@ -153,7 +153,7 @@ def parse_task_file(path: Path) -> TaskFile:
             names = content.files
         case _TextFile():
             names = (content.test,)
-        case _LabelledFiles():
+        case _LabeledFiles():
             names = tuple(filter(None, (content.train, content.dev, content.test)))
     for name in names:
         if not (path.parent / name).is_file():
@@ -221,7 +221,7 @@ def read_task(path: Path, content: TaskFile) -> Task:
         kind=content.kind,
         metric=content.chosen_metric(),
         higher_is_better=True,
-        source=f"Labelled files described by {path.name}.",
+        source=f"Labeled files described by {path.name}.",
         labels=() if content.kind == "choice" else labels,
         train=train,
         dev=dev,
@@ -268,7 +268,7 @@ def _documents(path: Path, content: _TextFile) -> tuple[Example, ...]:
     return tuple(documents)
 
 
-def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, ...], tuple[str, ...]]:
+def _read_training(path: Path, content: _LabeledFiles) -> tuple[tuple[Example, ...], tuple[str, ...]]:
     """Return the examples, and the labels."""
     if content.kind == "regression":
         return _read_part(path, content, ()), ()
@@ -291,13 +291,13 @@ def _read_training(path: Path, content: _LabelledFiles) -> tuple[tuple[Example, 
     return _examples(path, rows, content, labels), labels
 
 
-def _read_part(path: Path, content: _LabelledFiles, labels: Sequence[str]) -> tuple[Example, ...]:
+def _read_part(path: Path, content: _LabeledFiles, labels: Sequence[str]) -> tuple[Example, ...]:
     if content.kind == "tagging":
         return tagged_examples(_sentences(path, content, labels), labels)
     return _examples(path, _rows(path, content), content, labels)
 
 
-def _sentences(path: Path, content: _LabelledFiles, labels: Sequence[str] | None) -> tuple[Sentence, ...]:
+def _sentences(path: Path, content: _LabeledFiles, labels: Sequence[str] | None) -> tuple[Sentence, ...]:
     if _format(path, content) != "conll":
         raise UserError(f"{path}: tagging reads column files; write one word a line with its label (format: conll)")
     assert content.fields.words is not None and content.fields.labels is not None
@@ -305,7 +305,7 @@ def _sentences(path: Path, content: _LabelledFiles, labels: Sequence[str] | None
 
 
 def _examples(
-    path: Path, rows: Rows | Sequence[tuple[int, list[str]]], content: _LabelledFiles, labels: Sequence[str]
+    path: Path, rows: Rows | Sequence[tuple[int, list[str]]], content: _LabeledFiles, labels: Sequence[str]
 ) -> tuple[Example, ...]:
     examples = []
     for line, (*texts, label) in rows:
@@ -318,7 +318,7 @@ def _examples(
     return tuple(examples)
 
 
-def _rows(path: Path, content: _LabelledFiles) -> Rows:
+def _rows(path: Path, content: _LabeledFiles) -> Rows:
     """Return each row's texts, then its label without surrounding whitespace: "good " and "good" are one label."""
     texts = [content.fields.text] if isinstance(content.fields.text, str) else content.fields.text
     assert texts and content.fields.label
@@ -337,7 +337,7 @@ def _rows(path: Path, content: _LabelledFiles) -> Rows:
     return ((number, [*row, label.strip()]) for number, (*row, label) in rows)
 
 
-def _format(path: Path, content: _LabelledFiles) -> _Format:
+def _format(path: Path, content: _LabeledFiles) -> _Format:
     if content.format:
         return content.format
     if path.suffix not in _FORMATS:
@@ -345,7 +345,7 @@ def _format(path: Path, content: _LabelledFiles) -> _Format:
     return _FORMATS[path.suffix]
 
 
-def _group(example: Example, content: _LabelledFiles) -> str:
+def _group(example: Example, content: _LabeledFiles) -> str:
     """Return the key of examples that a split keeps together: a document, or all examples of one text."""
     if content.kind == "tagging":
         return f"document {example.document}" if example.document else " ".join(example.texts)

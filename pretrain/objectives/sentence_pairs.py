@@ -1,7 +1,7 @@
-"""Objectives on pairs of segments: next-sentence and sentence-order prediction, each together with masked tokens.
+"""Objectives on sentence pairs: next-sentence and sentence-order prediction, each with masked language modeling.
 
 The pairs follow the original `create_instances_from_document` (Devlin et al. 2018, A.2; Lan et al. 2020, 3.1), with
-two differences: they are laid out once, in the sample index, so that an epoch uses each exactly once; and epochs
+two differences: they are formed once, in the sample index, so that an epoch uses each exactly once; and epochs
 differ in masks and order, not in pairs.
 """
 
@@ -17,15 +17,15 @@ from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
-from multihop.pretrain.objectives.masking import mask
+from multihop.pretrain.objectives.masking import mask_tokens
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
 log = logging.getLogger("multihop")
 
 SHORT_SHARE = 0.1
-"""Share of documents whose target length is a random shorter one, so that short inputs are trained on too."""
+"""Share of documents with a random shorter target length, so that the model also trains on short inputs."""
 RANDOM_SHARE = 0.5
-"""mlm+nsp: share of pairs of two sentences or more whose second segment comes from another document instead."""
+"""mlm+nsp: share of pairs of two sentences or more whose second segment is replaced by one of another document."""
 SWAPPED_SHARE = 0.5
 """mlm+sop: share of pairs whose segments are swapped."""
 SPECIALS_PER_PAIR = 3
@@ -36,10 +36,10 @@ _Pair = tuple[int, int, int, int, int, int, int]
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
-    """All pairs of a set of documents: int64 (samples, 7) of (document, start, stop) twice, and 1 if random or swapped.
+    """All pairs of a set of documents: int64 (samples, 7), (document, start, stop) twice, and 1 if random or swapped.
 
     Raises:
-        UserError: the documents make no pair.
+        UserError: The documents yield no pair.
     """
     rng = random.Random(key)
     room = seq_len - SPECIALS_PER_PAIR
@@ -51,9 +51,9 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
                 "prepare more documents (or a larger data.heldout_fraction if these are the held-out ones)"
             )
         for document in range(len(documents)):
-            _lay_out_next(documents, document, room, rng, pairs)
+            _add_nsp_pairs(documents, document, room, rng, pairs)
     else:
-        alone = sum(_lay_out_order(documents, document, room, rng, pairs) for document in range(len(documents)))
+        alone = sum(_add_sop_pairs(documents, document, room, rng, pairs) for document in range(len(documents)))
         if not pairs:
             raise UserError(
                 "sentence-order prediction needs documents of two sentences or more, and there is none; prepare longer "
@@ -63,24 +63,24 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     return np.array(pairs, np.int64).reshape(-1, 7)
 
 
-def _target(room: int, rng: random.Random) -> int:
-    """The length that a document's pairs are filled up to, in tokens."""
+def _target_length(room: int, rng: random.Random) -> int:
+    """The target length of a document's pairs, in tokens."""
     return room if rng.random() >= SHORT_SHARE else 2 + int(rng.random() * (room - 1))
 
 
-def _lay_out_next(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> None:
+def _add_nsp_pairs(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> None:
     bounds = [0, *documents.sentence_ends(document).tolist()]
     sentences = len(bounds) - 1
-    target = _target(room, rng)
+    target = _target_length(room, rng)
     first = at = 0
     while at < sentences:
         if at < sentences - 1 and bounds[at + 1] - bounds[first] < target:
             at += 1
             continue
-        held = at - first + 1
-        split = first + 1 + (int(rng.random() * (held - 1)) if held > 1 else 0)
+        count = at - first + 1
+        split = first + 1 + (int(rng.random() * (count - 1)) if count > 1 else 0)
         a = (bounds[first], bounds[split])
-        is_random = held == 1 or rng.random() < RANDOM_SHARE
+        is_random = count == 1 or rng.random() < RANDOM_SHARE
         if is_random:
             other = int(rng.random() * (len(documents) - 1))
             other += other >= document
@@ -94,14 +94,14 @@ def _lay_out_next(documents: Documents, document: int, room: int, rng: random.Ra
         first = at
 
 
-def _lay_out_order(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> int:
-    """Lay out pairs of two sentences or more; returns how many sentences are left over, 0 or 1.
+def _add_sop_pairs(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> int:
+    """Add pairs of two sentences or more; returns the number of sentences that are left over, 0 or 1.
 
-    The original gives a single sentence a second segment from another document, which is a different task.
+    The original pairs a single sentence with a segment of another document, which is a different task.
     """
     bounds = [0, *documents.sentence_ends(document).tolist()]
     sentences = len(bounds) - 1
-    target = _target(room, rng)
+    target = _target_length(room, rng)
     first = 0
     for at in range(1, sentences):
         if first == at or (at < sentences - 1 and bounds[at + 1] - bounds[first] < target):
@@ -150,12 +150,12 @@ def _cut_to_fit(
 
 
 def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """How many samples an index has."""
+    """The number of samples in an index."""
     return len(index)
 
 
 def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 7): rows of the index."""
+    """int64 (B, 7): the samples' rows of the index."""
     return index[samples]
 
 
@@ -167,7 +167,7 @@ def spans(
     return [(document, start, stop), (other, other_start, other_stop)]
 
 
-def assemble(
+def collate(
     documents: Documents,
     rows: NDArray[np.int64],
     keys: UInt64,
@@ -175,7 +175,7 @@ def assemble(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """The model's inputs for some samples: [CLS] a [SEP] b [SEP] each, masked.
+    """The model's masked inputs for some samples, [CLS] a [SEP] b [SEP] each.
 
     Args:
         rows: int64 (B, 7), rows of the index.
@@ -193,7 +193,9 @@ def assemble(
     ):
         input_ids[begin + 1 : middle] = documents.tokens(document)[start:stop]
         input_ids[middle + 1 : middle + 1 + other_stop - other_start] = documents.tokens(other)[other_start:other_stop]
-    masked, masked_positions, labels = mask(input_ids, cu_seqlens, positions_in(cu_seqlens), keys, objective, tokenizer)
+    masked, masked_positions, labels = mask_tokens(
+        input_ids, cu_seqlens, positions_in(cu_seqlens), keys, objective, tokenizer
+    )
     token_type_ids = np.repeat(np.tile([0, 1], len(rows)), np.stack([first + 2, second + 1], axis=1).ravel())
     task, label = ("nsp", "is_random_next") if objective.name == "mlm+nsp" else ("sop", "is_swapped")
     return Batch(

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC2701
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
 
 from multihop.pretrain.models.layers.attention import Sequences, attend
-from multihop.pretrain.models.layers.cross_attention import Pairs, attend_across
+from multihop.pretrain.models.layers.cross_attention import Pairs, cross_attend
 
 
 class Called(TorchDispatchMode):
@@ -52,5 +52,5 @@ def test_targets_attend_to_sources_of_other_lengths(monkeypatch: pytest.MonkeyPa
             Sequences(torch.empty(4, dtype=torch.int64, device="cuda"), longest, tokens)
             for longest, tokens in ((16, 30), (20, 50))
         )
-        out = attend_across(query, key, value, Pairs(queries, keys))
+        out = cross_attend(query, key, value, Pairs(queries, keys))
     assert out.shape == (30, 4, 64) and "aten::_flash_attention_forward" in called.names

@@ -1,4 +1,4 @@
-"""Attention of packed sequences on a GPU, by kernels for variable lengths: no padding is computed."""
+"""Attention of packed sequences on a GPU by variable-length kernels, without padding."""
 
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _AMPERE = (8, 0)
-"""The least compute capability that FlashAttention 2 runs on,"""
-_WIDTHS = range(8, 257, 8)
-"""and the widths of a head that it takes without padding."""
+"""The lowest compute capability that FlashAttention 2 supports."""
+_HEAD_WIDTHS = range(8, 257, 8)
+"""The widths of a head that FlashAttention 2 takes without padding."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Bounds:
         return self.cu_seqlens.to(torch.int32)
 
 
-def attend_by_lengths(
+def varlen_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -39,20 +39,21 @@ def attend_by_lengths(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of each sequence of queries to the sequence of keys of the same number.
+    """Attention of the i-th sequence of queries to the i-th sequence of keys, for each i.
 
-    In bf16 and fp16 FlashAttention 2 is called directly (Dao 2023). Other types and widths of heads go through torch's
+    In bf16 and fp16 it calls FlashAttention 2 directly (Dao 2023). Other dtypes and head widths go through torch's
     jagged tensors, which choose a kernel.
 
     Args:
         query: (Nq, heads, width); key, value: (Nk, heads, width).
-        scale: of the scores; None: width**-0.5.
-        window: the largest distance of a key to attend to, in tokens; None: any. Only where `has_flash_attention`.
+        scale: the factor of the scores; None: width**-0.5.
+        window: the maximum distance between a query and a key that it attends to, in tokens; None: no maximum. Only
+            where `is_supported_by_flash`.
 
     Returns:
         (Nq, heads, width).
     """
-    if has_flash_attention(query):
+    if is_supported_by_flash(query):
         # torch.nn.attention.varlen calls the same operation, without dropout.
         out, *_ = torch.ops.aten._flash_attention_forward(
             query,
@@ -72,7 +73,7 @@ def attend_by_lengths(
         flash: Tensor = out
         return flash
     assert window is None
-    # torch wants to know that no sequence is empty, and would read the smallest length from the device in each call.
+    # Without min_seqlen torch would read the smallest length from the device in each call.
     q, k, v = (
         partial(
             torch.nested.nested_tensor_from_jagged,
@@ -86,7 +87,7 @@ def attend_by_lengths(
     return attended.transpose(1, 2).values()
 
 
-def has_flash_attention(query: Tensor) -> bool:
-    """Whether FlashAttention 2 takes queries, (Nq, heads, width), of this type and width on this device."""
-    narrow = query.dtype in (torch.bfloat16, torch.float16)
-    return narrow and query.shape[2] in _WIDTHS and torch.cuda.get_device_capability(query.device) >= _AMPERE
+def is_supported_by_flash(query: Tensor) -> bool:
+    """Whether FlashAttention 2 takes queries, (Nq, heads, width), of this dtype and width on their device."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return is_half and query.shape[2] in _HEAD_WIDTHS and torch.cuda.get_device_capability(query.device) >= _AMPERE

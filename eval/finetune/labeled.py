@@ -1,4 +1,4 @@
-"""Fine-tuning on labelled examples: classification, regression, tagging and choice."""
+"""Fine-tuning on labeled examples: classification, regression, tagging and choice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from multihop.eval.finetune.inputs import Encoded, batches_of_tokens
 from multihop.eval.finetune.loop import History, finetune
 from multihop.eval.metrics.score import NO_LABEL, score
 from multihop.eval.tasks.task import Task
-from multihop.pretrain.engine.inputs import on_device
+from multihop.pretrain.engine.inputs import to_device
 
 _PREDICT_TOKENS = 8192
 
@@ -44,7 +44,7 @@ class FineTuned:
     unlabelled: dict[str, Predicted]
 
 
-def finetune_labelled(
+def finetune_labeled(
     model: TaskModel, task: Task, sets: Mapping[str, Encoded], settings: TrialSettings, seed: int
 ) -> FineTuned:
     """Train `model`, then score the test examples and the task's other sets, and predict those without labels.
@@ -76,7 +76,7 @@ def finetune_labelled(
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Standardises regression targets, so that one learning rate suits any scale of ratings."""
+    """Standardizes regression targets, so that one learning rate suits any scale of ratings."""
 
     mean: float
     std: float
@@ -88,9 +88,9 @@ class TargetScale:
 
 
 def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale: TargetScale) -> Tensor:
-    """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardised targets."""
+    """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardized targets."""
     device = next(model.parameters()).device
-    outputs = model(**on_device(examples.collate(batch), device))
+    outputs = model(**to_device(examples.collate(batch), device))
     labels = torch.from_numpy(examples.labels_of(batch)).to(device)
     if model.kind == "regression":
         return F.mse_loss(outputs.squeeze(-1), ((labels - scale.mean) / scale.std).float())
@@ -107,7 +107,7 @@ def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale)
     answers: list[NDArray[np.float64]] = [np.empty(0)] * len(examples)
     probabilities = [np.empty(0)] * len(examples)
     for batch in batches_of_tokens(examples.lengths, _PREDICT_TOKENS):
-        outputs = model(**on_device(examples.collate(batch), device)).double()
+        outputs = model(**to_device(examples.collate(batch), device)).double()
         if model.kind == "tagging":
             labels, at = outputs.argmax(-1).cpu().numpy(), 0
             for i in batch:

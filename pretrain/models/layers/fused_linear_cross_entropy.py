@@ -1,4 +1,4 @@
-"""The output projection fused with its cross-entropy, in chunks of rows: all logits are never in memory at once."""
+"""The output projection fused with its cross-entropy, in chunks of rows: the whole logits are never in memory."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
 
-_LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
+_CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**28}
 """Elements of a chunk of logits: 128 MiB and 1 GiB of fp32. Each chunk adds to the whole gradient of the weight, so
 smaller chunks are slower: on CPU 2**23 by a tenth. On a GPU that sum would take a quarter of the products' time at
 2**25 and a thirtieth at 2**28: estimated from the datasheet, not measured."""
-_ROW = 64
-"""The row stride of the logits, and the rows of a chunk, are multiples of this: the products are up to a third faster
-than at 50,257, and compiled code copies inputs that are not aligned to 16 bytes."""
+_ALIGNMENT = 64
+"""The row stride of the logits and the number of rows of a chunk are multiples of this: the products are up to a third
+faster than with 50,257 columns, and compiled code copies inputs that are not aligned to 16 bytes."""
 
 
 def fused_linear_cross_entropy(
@@ -29,12 +29,12 @@ def fused_linear_cross_entropy(
         label_smoothing: eps; the target distribution has 1 - eps + eps / V at the target and eps / V at every other
             token (Szegedy et al. 2016, section 7; so in F.cross_entropy and transformers; fairseq: eps / (V - 1)).
     """
-    wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss: Tensor = _VocabularyLoss.apply(hidden, weight, bias, targets, label_smoothing, wants_gradient)
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    loss: Tensor = _FusedLinearCrossEntropy.apply(hidden, weight, bias, targets, label_smoothing, needs_grad)
     return loss
 
 
-class _VocabularyLoss(torch.autograd.Function):
+class _FusedLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -43,46 +43,46 @@ class _VocabularyLoss(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         label_smoothing: float,
-        wants_gradient: bool,
+        needs_grad: bool,
     ) -> Tensor:
         loss = hidden.new_zeros((), dtype=torch.float32)
-        grad_hidden = torch.empty_like(hidden) if wants_gradient else None
-        # Sums over many rows: in fp32, whatever the dtype of the weights.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_gradient else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_gradient and bias is not None else None
-        vocabulary, on_gpu = len(weight), hidden.device.type == "cuda"
-        at_once = _LOGITS_AT_ONCE[hidden.device.type] // vocabulary
-        rows = max(1, min(len(hidden), max(_ROW, at_once // _ROW * _ROW)))
-        buffer = hidden.new_empty(rows, -(-vocabulary // _ROW) * _ROW)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        # They are sums over many rows, and in fp32 whatever the dtype of the weights.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_grad and bias is not None else None
+        vocab_size, on_gpu = len(weight), hidden.device.type == "cuda"
+        most_rows = _CHUNK_LOGITS[hidden.device.type] // vocab_size
+        rows = max(1, min(len(hidden), max(_ALIGNMENT, most_rows // _ALIGNMENT * _ALIGNMENT)))
+        buffer = hidden.new_empty(rows, -(-vocab_size // _ALIGNMENT) * _ALIGNMENT)
         for start in range(0, len(hidden), rows):
-            chunk, wanted = hidden[start : start + rows], targets[start : start + rows, None]
+            chunk, chunk_targets = hidden[start : start + rows], targets[start : start + rows, None]
             padded = buffer[: len(chunk)]
-            logits = padded[:, :vocabulary]
+            logits = padded[:, :vocab_size]
             if bias is None:
                 torch.mm(chunk, weight.T, out=logits)
             else:
                 torch.addmm(bias, chunk, weight.T, out=logits)
             if on_gpu and grad_hidden is not None and grad_weight is not None:
-                loss += softmax_gradient_(padded, wanted, vocabulary, label_smoothing)
+                loss += softmax_gradient_(padded, chunk_targets, vocab_size, label_smoothing)
                 if grad_bias is not None:
                     grad_bias += logits.sum(0, dtype=torch.float32)
                 torch.mm(logits, weight, out=grad_hidden[start : start + rows])
                 _add_product_(grad_weight, logits, chunk)
                 continue
-            padded[:, vocabulary:] = -torch.inf  # of probability 0
+            padded[:, vocab_size:] = -torch.inf  # a probability of 0
             in_place = padded if padded.dtype == torch.float32 else None
             grad_padded = torch.log_softmax(padded, -1, dtype=torch.float32, out=in_place)
-            loss -= (1 - label_smoothing) * grad_padded.gather(1, wanted).sum()
+            loss -= (1 - label_smoothing) * grad_padded.gather(1, chunk_targets).sum()
             if label_smoothing:
-                loss -= label_smoothing / vocabulary * grad_padded[:, :vocabulary].sum()
+                loss -= label_smoothing / vocab_size * grad_padded[:, :vocab_size].sum()
             if grad_hidden is None or grad_weight is None:
                 continue
-            share = torch.full_like(wanted, label_smoothing - 1, dtype=torch.float32)
-            grad_padded.exp_().scatter_add_(1, wanted, share)
+            share = torch.full_like(chunk_targets, label_smoothing - 1, dtype=torch.float32)
+            grad_padded.exp_().scatter_add_(1, chunk_targets, share)
             if label_smoothing:
-                grad_padded[:, :vocabulary] -= label_smoothing / vocabulary
+                grad_padded[:, :vocab_size] -= label_smoothing / vocab_size
             if grad_bias is not None:
-                grad_bias += grad_padded[:, :vocabulary].sum(0)
+                grad_bias += grad_padded[:, :vocab_size].sum(0)
             if in_place is None:
                 padded.copy_(grad_padded)
             grad_logits = logits  # in the dtype of the weights
