@@ -60,7 +60,7 @@ class Layout:
     def __init__(
         self,
         parameters: Mapping[str, Sequence[int]],
-        kinds: Sequence[str],
+        kinds: Mapping[str, Sequence[str]],
         stripes: Mapping[str, Sequence[Stripe]],
         file_bytes: Sequence[int],
     ) -> None:
@@ -68,14 +68,14 @@ class Layout:
 
         Args:
             parameters: Name -> shape.
-            kinds: The kinds of tensor that the files hold for each slice, sorted.
+            kinds: Parameter -> the kinds of tensor that the files hold for each slice of it, sorted.
             file_bytes: The size of each file.
 
         Raises:
             UserError: They do not. The message does not name the checkpoint's location.
         """
         self._check(parameters, kinds, stripes, file_bytes)
-        self._kinds, self._rows = list(kinds), dict[str, list[int]]()
+        self._kinds, self._rows = {name: list(kinds[name]) for name in parameters}, dict[str, list[int]]()
         self._names: list[str] = []
         """The parameter of each stripe."""
         starts: list[int] = []
@@ -86,10 +86,12 @@ class Layout:
         rows = [stripe for name in sorted(stripes) for stripe in stripes[name]]
         self._first, files, self._elements = np.array(rows, np.int64).reshape(-1, 3).T
         self._start, self._stop = np.array(starts, np.int64), self._first + files
+        self._stored = self._elements * np.array([len(self._kinds[name]) for name in self._names], np.int64)
+        """Elements of each slice of each stripe, of all kinds together."""
         changes = np.zeros(len(file_bytes) + 1, np.int64)  # of the elements per file, from one file to the next
-        np.add.at(changes, self._first, self._elements)
-        np.subtract.at(changes, self._stop, self._elements)
-        data_bytes = changes.cumsum()[:-1] * (ITEM_BYTES * len(kinds))
+        np.add.at(changes, self._first, self._stored)
+        np.subtract.at(changes, self._stop, self._stored)
+        data_bytes = changes.cumsum()[:-1] * ITEM_BYTES
         self._data_start = np.array(file_bytes, np.int64) - data_bytes
         if (short := np.flatnonzero(self._data_start < 0)).size:
             index = int(short[0])
@@ -98,7 +100,7 @@ class Layout:
 
     def locate(self, kind: str, name: str, start: int, elements: int) -> list[Piece]:
         """The pieces that hold `elements` elements of a parameter from `start` on, as `Locate` describes."""
-        if kind not in self._kinds:
+        if kind not in self._kinds.get(name, ()):
             return []
         pieces = []
         for row in self._rows.get(name, ()):
@@ -118,7 +120,8 @@ class Layout:
         for row in np.flatnonzero(self._has_slice(file)).tolist():
             elements = int(self._elements[row])
             start = int(self._start[row]) + (file - int(self._first[row])) * elements
-            tensors |= {tensor_name(kind, self._names[row], start): elements for kind in self._kinds}
+            name = self._names[row]
+            tensors |= {tensor_name(kind, name, start): elements for kind in self._kinds[name]}
         return tensors
 
     def _has_slice(self, file: int) -> NDArray[np.bool_]:
@@ -126,25 +129,26 @@ class Layout:
         return (self._first <= file) & (file < self._stop)
 
     def _piece(self, file: int, row: int, kind: str, skip: int, count: int) -> Piece:
-        before = len(self._kinds) * int(self._positions(file)[row])
-        within = self._kinds.index(kind) * int(self._elements[row]) + skip
+        before = int(self._positions(file)[row])
+        within = self._kinds[self._names[row]].index(kind) * int(self._elements[row]) + skip
         return Piece(file, int(self._data_start[file]) + ITEM_BYTES * (before + within), count)
 
     def _positions_in(self, file: int) -> NDArray[np.int64]:
-        """(stripes,): the number of elements of each kind before a stripe's slice in a file."""
-        elements = np.where(self._has_slice(file), self._elements, 0)
+        """(stripes,): the number of elements, of all kinds, before a stripe's slice in a file."""
+        elements = np.where(self._has_slice(file), self._stored, 0)
         positions: NDArray[np.int64] = elements.cumsum() - elements
         return positions
 
     @staticmethod
     def _check(
         parameters: Mapping[str, Sequence[int]],
-        kinds: Sequence[str],
+        kinds: Mapping[str, Sequence[str]],
         stripes: Mapping[str, Sequence[Stripe]],
         file_bytes: Sequence[int],
     ) -> None:
-        if "weight" not in kinds or list(kinds) != sorted(set(kinds)) or any("/" in kind for kind in kinds):
-            raise UserError("kinds is not a sorted list with weight in it")
+        for name, own in kinds.items():
+            if "weight" not in own or list(own) != sorted(set(own)) or any("/" in kind for kind in own):
+                raise UserError(f"the kinds of {name[:200]} are not a sorted list with weight in it")
         if len(file_bytes) > _MAX_FILES or max(file_bytes, default=0) > _MAX_FILE_BYTES:
             raise UserError(f"it has more than {_MAX_FILES:,} files, or one of more than {_MAX_FILE_BYTES:,} bytes")
         for name in sorted(parameters.keys() ^ stripes.keys()):
@@ -190,23 +194,26 @@ def build_stripes(parameters: Mapping[str, Sequence[int]], files: Sequence[Slice
     return stripes
 
 
-def kinds_and_slices(tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]) -> tuple[list[str], Slices]:
-    """The kinds and slices in a file, given the names and numbers of elements of its tensors.
+def kinds_and_slices(
+    tensors: Mapping[str, int], parameters: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, list[str]], Slices]:
+    """The kinds of each parameter in a file, and the slices, given the names and numbers of elements of its tensors.
 
     Raises:
-        UserError: The slices are not the same for every kind.
+        UserError: The slices of a parameter are not the same for every kind.
     """
     numbers = {name: number for number, name in enumerate(sorted(parameters))}
-    slices_by_kind: dict[str, list[tuple[int, int, int]]] = {}
+    slices: dict[str, dict[str, list[tuple[int, int, int]]]] = {}
     for key, elements in tensors.items():
         kind, name, start = parse_tensor_name(key)
         if name not in numbers:
             raise UserError(f"{name} is not a parameter of the manifest")
-        slices_by_kind.setdefault(kind, []).append((numbers[name], start, elements))
-    kinds = sorted(slices_by_kind)
-    if any(slices_by_kind[kind] != slices_by_kind[kinds[0]] for kind in kinds):
-        raise UserError(f"the slices of {', '.join(kinds)} differ")
-    return kinds, slices_by_kind[kinds[0]] if kinds else []
+        slices.setdefault(name, {}).setdefault(kind, []).append((numbers[name], start, elements))
+    for name, by_kind in slices.items():
+        if len({tuple(each) for each in by_kind.values()}) > 1:
+            raise UserError(f"the slices of {', '.join(sorted(by_kind))} of {name} differ")
+    kinds = {name: sorted(by_kind) for name, by_kind in slices.items()}
+    return kinds, [piece for name in slices for piece in slices[name][kinds[name][0]]]
 
 
 def file_order(tensor: str) -> tuple[str, int, str]:

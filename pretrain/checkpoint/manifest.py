@@ -18,7 +18,7 @@ from multihop.pretrain.checkpoint.tensor_file import ITEM_BYTES
 MANIFEST = "manifest.json"
 _MAX_BYTES = 4 * 2**20
 """A GPT-2 1.5B that 8,192 ranks wrote needs 1.3 MB, and its size grows by 150 bytes per rank."""
-_READABLE = (2, 3, 4)
+_READABLE = (2, 3, 4, 5)
 _FOLDER = re.compile(r"step-([0-9]{8,18})")
 _FILE = r"^rank-[0-9]{4,9}(\.[0-9A-Za-z_-]+)?\.safetensors$"
 
@@ -56,7 +56,7 @@ class CheckpointFile(_Part):
 class CheckpointManifest(_Part):
     """The content of manifest.json."""
 
-    format_version: Literal[4] = 4
+    format_version: Literal[5] = 5
     run: str | None = None
     """Id of the run that wrote it, 32 hex digits; None in format version 2, which does not record it."""
     step: Count
@@ -80,6 +80,9 @@ class CheckpointManifest(_Part):
     kinds: list[str] = []
     """The kinds of tensor that the files hold for each slice, sorted: weight, and the optimizer's moments unless the
     checkpoint was imported."""
+    other_kinds: dict[str, list[str]] = {}
+    """Parameter -> its kinds, for parameters whose kinds are not `kinds`: under Muon, those of AdamW have other moments
+    than matrices."""
     stripes: dict[str, list[Stripe]] | None = None
     """Parameter -> which files hold it (see `layout`); None in format versions 2 and 3, which do not record it."""
     recipe: dict[str, Any] | None = None
@@ -140,7 +143,8 @@ def layout_of(manifest: CheckpointManifest) -> Layout | None:
     if manifest.stripes is None:
         return None
     sizes = [entry.bytes for entry in manifest.files]
-    return Layout(manifest.parameters, manifest.kinds, manifest.stripes, sizes)
+    kinds = {name: manifest.other_kinds.get(name, manifest.kinds) for name in manifest.parameters}
+    return Layout(manifest.parameters, kinds, manifest.stripes, sizes)
 
 
 def read_checkpoint_manifest(location: str) -> CheckpointManifest:
@@ -206,9 +210,11 @@ def _is_intact(content: dict[str, Any], data: bytes) -> bool:
 
 
 def _migrated(content: dict[str, Any]) -> dict[str, Any]:
-    """Format version 2 had no `run`, and versions 2 and 3 had neither `kinds` nor `stripes`."""
+    """Format version 2 had no `run`, versions 2 and 3 had neither `kinds` nor `stripes`, and none before 5 had
+    `other_kinds`."""
     if content["format_version"] < 4:
-        return {**content, "format_version": 4, "kinds": [], "stripes": None}
+        return {**content, "format_version": 5, "kinds": [], "stripes": None}
+    content = {**content, "format_version": 5}
     return content if content.get("stripes") is not None else {**content, "stripes": {}}
 
 

@@ -5,10 +5,11 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +47,8 @@ class _Part(NamedTuple):
     """The content of a rank's .done file: the file it wrote, and the slices in it."""
 
     entry: CheckpointFile
-    kinds: list[str]
+    kinds: dict[str, list[str]]
+    """Parameter -> the kinds of its slices."""
     slices: Slices
 
 
@@ -209,7 +211,7 @@ class CheckpointWriter:
             return
         files = [part.entry for part in parts]
         self._check_present(folder, files)
-        contents = {"files": files, "kinds": _kinds_of(parts)}
+        contents = {"files": files, **_kinds_of(parts)}
         stripes = build_stripes(manifest.parameters, [part.slices for part in parts])
         self._before_commit()
         if not commit(folder.location, manifest.model_copy(update={**contents, "stripes": stripes})):
@@ -276,12 +278,25 @@ class CheckpointWriter:
         return f"rank-{rank:04d}.{self._launch}"
 
 
-def _kinds_of(parts: list[_Part]) -> list[str]:
-    """The kinds of tensors that the ranks saved, which must be the same on all ranks that own slices."""
-    kinds = {tuple(part.kinds) for part in parts if part.slices}
-    if len(kinds) != 1:
-        raise UserError(f"the ranks must save slices of the same kinds, and at least one; they saved {sorted(kinds)}")
-    return list(*kinds)
+def _kinds_of(parts: list[_Part]) -> dict[str, Any]:
+    """The manifest's `kinds`, those of most parameters, and `other_kinds`.
+
+    Raises:
+        UserError: Ranks saved different kinds of slices of one parameter.
+    """
+    of_parameters: dict[str, list[str]] = {}
+    for part in parts:
+        for name, kinds in part.kinds.items():
+            if of_parameters.setdefault(name, kinds) != kinds:
+                raise UserError(
+                    f"the ranks must save slices of the same kinds; of {name} they saved "
+                    f"{', '.join(of_parameters[name])}, and {', '.join(kinds)}"
+                )
+    if not of_parameters:
+        raise UserError("the ranks must save at least one slice; they saved none")
+    ((most_common, _),) = Counter(map(tuple, of_parameters.values())).most_common(1)
+    most = list(most_common)
+    return {"kinds": most, "other_kinds": {name: kinds for name, kinds in of_parameters.items() if kinds != most}}
 
 
 def _polls(folder: Folder, what: Callable[[], str]) -> Iterator[None]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from rank_jobs import VOCABULARY, some_batches
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from multihop.pretrain.config import OptimizerConfig, TrainingConfig
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights, uses_weight_decay
+from multihop.pretrain.optim.optimizers import is_orthogonalized
 
 Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]], None]
 
@@ -34,7 +36,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
     config = TrainingConfig.model_validate(settings)
     model = build_model(config.model, VOCABULARY)
     init_weights(model, config.seed)
-    update: Update = {"adamw": adamw, "lamb": lamb}[config.optimizer.name]
+    update: Update = {"adamw": adamw, "lamb": lamb, "muon": muon}[config.optimizer.name]
     state: dict[str, dict[str, Any]] = {}
     seen = PlainTraining({name: weight.detach() for name, weight in model.named_parameters()})
     for step in range(steps):
@@ -81,6 +83,24 @@ def lamb(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: f
     of_weight, of_update = norm(weight), norm(update)
     plain = state["excluded"] or of_weight == 0 or of_update == 0
     weight.sub_(lr * (1.0 if plain else min(of_weight / of_update, config.max_trust)) * update)
+
+
+def muon(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
+    """torch.optim.Muon on a whole matrix of a layer, whose iteration is kept from converting to bf16; else AdamW."""
+    if not is_orthogonalized(name, tuple(weight.shape)):
+        adamw(name, weight, grad, config, lr * config.adamw_lr_ratio, state)
+        return
+    if "optimizer" not in state:
+        parameter = torch.nn.Parameter(weight)
+        state["optimizer"] = torch.optim.Muon(
+            [parameter], lr, config.weight_decay, config.momentum, adjust_lr_fn=config.muon_scale
+        )
+    (parameter,) = state["optimizer"].param_groups[0]["params"]
+    parameter.grad = grad
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+        state["optimizer"].step()
+    weight.copy_(parameter)
 
 
 def _adam_direction(weight: Tensor, grad: Tensor, config: OptimizerConfig, state: dict[str, Any]) -> Tensor:

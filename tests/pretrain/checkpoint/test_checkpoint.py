@@ -272,5 +272,5 @@ def test_what_is_committed_is_never_written_over(tmp_path: Path) -> None:
 def test_an_unknown_format_version_is_refused(tmp_path: Path, version: int) -> None:
     folder = save(tmp_path, 7, 1)
     rewrite_manifest(folder, format_version=version)
-    with pytest.raises(UserError, match=rf"manifest\.json has format version {version}, supported are 2 to 4"):
+    with pytest.raises(UserError, match=rf"manifest\.json has format version {version}, supported are 2 to 5"):
         read_checkpoint_manifest(folder)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
 
 STEPS, SEQUENCES = 30, 5
-LR = {"lamb": 2e-2, "adamw": 2e-3}
+LR = {"lamb": 2e-2, "adamw": 2e-3, "muon": 5e-3}
 PRECISIONS = {"fp32": (2e-6, 1e-6), "bf16": (5e-3, 8e-2), "fp16": (5e-4, 6e-3)}
 """How far losses (relative) and weights (absolute) may be from the plain loop's, which is in fp32. In bf16 an
 element whose gradient is about zero has the sign of its rounding, and Adam makes a whole step of it."""
@@ -32,7 +32,7 @@ PLACES = [
 ]
 ALL = [
     (optimizer, precision, ranks, stage, offload)
-    for optimizer in ("lamb", "adamw")
+    for optimizer in ("lamb", "adamw", "muon")
     for precision in PRECISIONS
     for ranks in (1, 2, 4)
     for stage, offload in PLACES
@@ -53,6 +53,12 @@ SHORT = {
     ("adamw", "fp32", 2, 3, "optimizer+weights"),
     ("adamw", "fp16", 2, 1, "optimizer"),
     ("adamw", "bf16", 2, 2, "none"),
+    ("muon", "fp32", 2, 0, "none"),
+    ("muon", "fp32", 2, 1, "none"),
+    ("muon", "fp32", 2, 2, "optimizer"),
+    ("muon", "fp32", 2, 3, "none"),
+    ("muon", "fp32", 4, 1, "none"),
+    ("muon", "bf16", 4, 3, "optimizer"),
 }
 
 
