@@ -129,9 +129,14 @@ def _rope_thetas(config: dict[str, Any], thetas: Mapping[str, str], path: Path) 
     """
     found = {}
     for layer_type, field in thetas.items():
-        parameters: dict[str, Any] = {}
-        for part in (config.get("rope_scaling"), (config.get("rope_parameters") or {}).get(layer_type)):
-            parameters |= part or {}
+        by_type, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+        own = (by_type.get(layer_type) or {}) if isinstance(by_type, dict) else by_type
+        if not isinstance(own, dict) or not isinstance(scaling, dict):
+            raise UserError(
+                f"{path} has rope_parameters={reprlib.repr(by_type)} and rope_scaling={reprlib.repr(scaling)}, which "
+                "are not objects; copy the model again"
+            )
+        parameters = {**scaling, **own}
         rope_type = parameters.get("rope_type", parameters.get("type", "default"))
         if rope_type != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
             raise UserError(
@@ -153,6 +158,8 @@ def _global_layers(config: dict[str, Any], field: str, path: Path) -> dict[str, 
     types = config.get("layer_types")
     if types is None:
         return {} if config.get(field) is None else {field: config[field]}
+    if not isinstance(types, list):
+        raise UserError(f"{path} has layer_types={reprlib.repr(types)}, which is not a list; copy the model again")
     after = next((layer for layer, kind in enumerate(types) if layer and kind == "full_attention"), len(types))
     expected = ["sliding_attention" if layer % after else "full_attention" for layer in range(len(types))]
     if types != expected or len(types) != config.get("num_hidden_layers"):

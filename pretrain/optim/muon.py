@@ -98,15 +98,14 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float,
         scale: Callable[[int, int], float],
     ) -> None:
-        """`params` are tensors or parameter groups; a group may set `muon` and all arguments but `scale`.
+        """`params` are tensors or parameter groups; a group may set `muon` and all arguments.
 
         Args:
             betas, eps: Of AdamW.
             scale: Returns the factor of an update for the numbers of rows and columns of its matrix.
         """
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "muon": True})
-        self._scale = scale
+        super().__init__(params, {**defaults, "scale": scale, "muon": True})
         self._shapes: dict[str, tuple[int, int]] = {}
         self._slices: dict[Tensor, list[Slice]] = {}
         self._plans: dict[Tensor, _Plan] = {}
@@ -215,7 +214,7 @@ class Muon(torch.optim.Optimizer):
                 update = results[span] if span in results else computed(span)
                 weight = piece.view_of(flat)
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update.to(weight), alpha=-group["lr"] * self._scale(*self._shapes[piece.name]))
+                weight.add_(update.to(weight), alpha=-group["lr"] * group["scale"](*self._shapes[piece.name]))
 
     def _advance(self, flat: Tensor, moments: Sequence[str]) -> dict[str, Any]:
         """The state of a flat buffer, with its number of updates, this one included."""

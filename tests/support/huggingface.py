@@ -29,8 +29,10 @@ CLASSES = {name: names_of(name).architecture for name in AT_HUGGING_FACE}
 
 def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: int, **changes: Any) -> ModelConfig:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "max_positions": max_positions, "dropout": 0.0}
-    embedding = {"embedding": max(8, hidden // 6)} if family == "albert" else {}
-    return parse_model_config({"family": family, **sizes, **embedding, **changes})
+    own: dict[str, Any] = {"albert": {"embedding": max(8, hidden // 6)}}.get(family, {})
+    if family.startswith("modernbert"):  # so that there are local layers, and windows that are shorter than the texts
+        own = {"local_attention": 16, "global_attn_every_n_layers": 2, "global_rope_theta": 500.0}
+    return parse_model_config({"family": family, **sizes, **own, **changes})
 
 
 @torch.no_grad()
@@ -79,7 +81,23 @@ def theirs_of(
 ) -> Any:
     """A model of transformers with random weights, configured by hand as its documentation says."""
     transformers = pytest.importorskip("transformers")
-    if config.family in ("gpt", "gpt2"):
+    if config.family.startswith("modernbert"):
+        of_family = {
+            "modernbert": transformers.ModernBertConfig,
+            "modernbert-decoder": transformers.ModernBertDecoderConfig,
+        }[config.family]
+        made = of_family(
+            vocab_size=vocab_size, hidden_size=config.hidden, intermediate_size=config.intermediate,
+            num_hidden_layers=config.layers, num_attention_heads=config.heads,
+            max_position_embeddings=config.max_positions, local_attention=config.local_attention,
+            global_attn_every_n_layers=config.global_attn_every_n_layers,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": config.global_rope_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
+            },
+            pad_token_id=pad, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
+        )  # fmt: skip
+    elif config.family in ("gpt", "gpt2"):
         made = {"gpt": transformers.OpenAIGPTConfig, "gpt2": transformers.GPT2Config}[config.family](
             vocab_size=vocab_size, n_embd=config.hidden, n_layer=config.layers, n_head=config.heads,
             n_positions=config.max_positions, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
@@ -172,7 +190,7 @@ def their_answers(model: Any, text: Text) -> dict[str, Tensor]:
         logits = model(**text.padded).logits
         words = logits[text.real]
         return {"words": words, "word loss": F.cross_entropy(words, text.labels[text.real])}
-    if family == "roberta":
+    if family in ("roberta", "modernbert"):
         out = model(**text.padded, labels=text.labels)
         return {"words": out.logits[text.real], "word loss": out.loss}
     key = "is_random_next" if family == "bert" else "is_swapped"

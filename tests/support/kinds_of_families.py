@@ -9,6 +9,8 @@ TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family
 """An encoder or a decoder alone."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Those of them that a class of transformers loads."""
+RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
+"""Those of them that can have relative positions."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
 """An encoder and a decoder, trained on pairs."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))

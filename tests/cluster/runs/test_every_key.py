@@ -62,6 +62,12 @@ BY_TOKENS = {
     "phases": [{"seq_len": 32, "global_batch_tokens": 200, "steps": STEPS}],
     "engine": {"deepspeed": {}, "heldout_samples": 8},
 }
+MODERN = {
+    **MASKED,
+    "model": {
+        "family": "modernbert", "layers": 3, "hidden": 32, "heads": 2, "max_positions": 64, "local_attention": 8,
+    },
+}  # fmt: skip
 RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
 
 
@@ -81,6 +87,7 @@ _TWO_FILES = {"path": "a.txt", "target_path": "c.txt"}
 _RAMP = {f"{_PHASE}.batch_ramp": [{"steps": 2, "global_batch_size": 8}]}
 _SCALED = {f"{_PHASE}.lr_scaling": {"rule": "sqrt", "global_batch_size": 8}}
 _LAMB = {"optimizer.name": "lamb"}
+_MUON = {"optimizer.name": "muon"}
 _TASK: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/small.yaml"}]}
 _TAGS: dict[str, Any] = {"eval.tasks": [{"name": "TASKS/tags.yaml"}]}
 _SETTINGS: dict[str, Any] = {
@@ -119,6 +126,10 @@ KEYS: dict[str, Key] = {
     "model.norm": Key("model", "pre", base=PAIRS),
     "model.positions": Key("model", "relative"),
     "model.max_distance": Key("model", 4, {"model.positions": "relative"}),
+    "model.local_attention": Key("model", 4, base=MODERN),
+    "model.global_attn_every_n_layers": Key("model", 1, base=MODERN),
+    "model.global_rope_theta": Key("model", 100.0, base=MODERN),
+    "model.local_rope_theta": Key("model", 100.0, base=MODERN),
     "model.cell": Key("model", "gru", base=RECURRENT),
     "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
     "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),
@@ -151,6 +162,9 @@ KEYS: dict[str, Key] = {
     "optimizer.eps": Key("optimizer", 1e-8),
     "optimizer.max_grad_norm": Key("deepspeed", 0.5),
     "optimizer.max_trust": Key("optimizer", 5.0, _LAMB),
+    "optimizer.momentum": Key("optimizer", 0.9, _MUON),
+    "optimizer.muon_scale": Key("optimizer", "original", _MUON),
+    "optimizer.adamw_lr_ratio": Key("optimizer", 0.1, _MUON),
     "engine.deepspeed": Key("deepspeed", {"zero_optimization": {"reduce_bucket_size": 1000}}),
     "engine.zero_stage": Key("deepspeed", 2),
     "engine.offload": Key("deepspeed", "optimizer"),
@@ -327,6 +341,9 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (MASKED, {f"{_PHASE}.decay_ratio": 0.5}, "phases[0].decay_ratio"),
     (MASKED, {f"{_PHASE}.schedule": "constant", f"{_PHASE}.min_lr_ratio": 0.1}, "phases[0].min_lr_ratio"),
     (MASKED, {"optimizer.max_trust": 5.0}, "optimizer.max_trust"),
+    (MASKED, {**_LAMB, "optimizer.momentum": 0.9}, "optimizer.momentum"),
+    (MASKED, {"optimizer.muon_scale": "original"}, "optimizer.muon_scale"),
+    (MASKED, {"optimizer.adamw_lr_ratio": 0.1}, "optimizer.adamw_lr_ratio"),
     (BY_TOKENS, {"engine.micro_batch_size": 4}, "engine.micro_batch_size"),
 ]
 
@@ -339,7 +356,14 @@ def test_a_value_that_would_be_ignored_is_refused(
         seen(workplace, base, changes)
 
 
-BASES = {"causal": CAUSAL, "shared": SHARED, "pairs": PAIRS, "by-tokens": BY_TOKENS, "recurrent": RECURRENT}
+BASES = {
+    "causal": CAUSAL,
+    "shared": SHARED,
+    "modern": MODERN,
+    "pairs": PAIRS,
+    "by-tokens": BY_TOKENS,
+    "recurrent": RECURRENT,
+}
 _NAMED = ("model.preset", "model.max_positions")
 """A preset is a name for sizes that these recipes give; without position embeddings the other is but a limit."""
 OF_TRAINING = [

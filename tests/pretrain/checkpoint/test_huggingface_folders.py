@@ -45,7 +45,7 @@ def test_what_is_exported_is_imported_again_bit_for_bit(family: str, tmp_path: P
     assert weights.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
         assert torch.equal(weights[name], parameter), name
-    files = {"config.json", "model.safetensors"} | ({"generation_config.json"} if "gpt" in family else set())
+    files = {"config.json", "model.safetensors"} | ({"generation_config.json"} if AT_HUGGING_FACE[family].causal else set())
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
 
 
@@ -127,7 +127,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("family", "changes", "complaint"),
     [
-        ("bert", {"model_type": "xlnet"}, "model_type='xlnet'; known are albert, bert, openai-gpt, gpt2, roberta"),
+        (
+            "bert",
+            {"model_type": "xlnet"},
+            "model_type='xlnet'; known are albert, bert, openai-gpt, gpt2, modernbert, modernbert-decoder, roberta",
+        ),
         ("bert", {"model_type": None}, "model_type=None"),
         ("bert", {"hidden_act": "relu"}, "hidden_act='relu', and family bert needs 'gelu'"),
         ("albert", {"hidden_act": "gelu"}, "hidden_act='gelu', and family albert needs 'gelu_new'"),
@@ -175,6 +179,27 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("bert", {"type_vocab_size": [2]}, r"type_vocab_size=\[2\]"),
         ("bert", {"model_type": ["bert"] * 1000}, "model_type=.*known are"),
         ("roberta", {"pad_token_id": True}, "pad_token_id=True"),
+        ("modernbert", {"norm_bias": True}, "norm_bias=True, and family modernbert needs False"),
+        ("modernbert", {"hidden_activation": "silu"}, "hidden_activation='silu'"),
+        (
+            "modernbert",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type='yarn', and multihop computes",
+        ),
+        ("modernbert", {"rope_scaling": {"type": "linear"}}, "rope_type='linear'"),
+        (
+            "modernbert-decoder",
+            {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "rope_theta": 1e4}}},
+            "rope_type='dynamic'",
+        ),
+        ("modernbert", {"rope_parameters": {"sliding_attention": {"rope_theta": -1.0}}}, "is not a valid model"),
+        ("modernbert", {"rope_parameters": [1]}, r"rope_parameters=\[1\] .*are not objects"),
+        ("modernbert", {"layer_types": ["sliding_attention", "full_attention"]}, "a global layer first and again"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types=.* and a model of multihop's"),
+        ("modernbert", {"layer_types": 3}, "layer_types=3, which is not a list"),
+        ("modernbert", {"local_attention": 15}, "local_attention=15 is odd"),
+        ("modernbert", {"num_attention_heads": 32}, "heads of width 1, and rotary positions need an even width"),
+        ("modernbert-decoder", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
     ],
 )
 def test_models_that_differ_are_refused(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds_of_families import TEXT_FAMILIES
+from kinds_of_families import RELATIVE
 from packed_texts import packed, sequences_of
 from pydantic import ValidationError
 from rank_jobs import run_worker
@@ -167,10 +167,10 @@ def test_a_modules_gradients_are_the_formulas(causal: bool) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", RELATIVE)
 def test_a_model_knows_distances_only(family: str) -> None:
     config = config_of(family)
-    model, causal = rough(config), TEXT_FAMILIES[family].causal
+    model, causal = rough(config), RELATIVE[family].causal
     names = dict(model.named_parameters())
     assert "position.weight" not in names
     of_distances = [names[name] for name in names if name.endswith("attention.distance.weight")]
@@ -189,7 +189,7 @@ def test_a_model_knows_distances_only(family: str) -> None:
         torch.testing.assert_close(*without, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", RELATIVE)
 @settings(max_examples=15)
 @given(lengths=Lengths, equal=st.booleans(), max_distance=Distances)
 def test_what_is_packed_beside_a_sequence_changes_nothing(
@@ -205,7 +205,7 @@ def test_what_is_packed_beside_a_sequence_changes_nothing(
             torch.testing.assert_close(states, model.encode(packed(text, [len(text)])), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", [name for name, family in TEXT_FAMILIES.items() if family.causal])
+@pytest.mark.parametrize("family", [name for name, family in RELATIVE.items() if family.causal])
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=5), more=st.integers(1, 9), max_distance=Distances)
 def test_states_with_a_key_value_cache_are_those_without(
@@ -229,7 +229,7 @@ def test_states_with_a_key_value_cache_are_those_without(
             torch.testing.assert_close(states, torch.stack([each[i] for each, i in zip(whole, at, strict=True)]))
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", RELATIVE)
 def test_the_products_with_the_distances_are_counted(family: str) -> None:
     config, lengths = config_of(family, layers=3), [20, 7]
     absolute = config.model_copy(update={"positions": "learned", "max_distance": None})
@@ -244,7 +244,7 @@ def test_the_products_with_the_distances_are_counted(family: str) -> None:
     assert relative - without == 3 * counted > 0
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", RELATIVE)
 def test_the_default_is_clipped_at_16_tokens(family: str) -> None:
     relative = parse_model_config({"family": family, **SIZES, "positions": "relative"})
     assert relative.max_distance == 16
@@ -282,7 +282,7 @@ def test_impossible_models_are_refused(given: dict[str, Any], complaint: str) ->
         parse_model_config({**SIZES, **lacking, **given})
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", RELATIVE)
 def test_an_export_is_refused(family: str) -> None:
     specials = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4, "end": 5}
     with pytest.raises(UserError, match="with relative positions, and this model has positions=relative; it cannot"):
