@@ -136,8 +136,9 @@ def _rope_thetas(config: dict[str, Any], thetas: Mapping[str, str], path: Path) 
                 f"{path} has rope_parameters={reprlib.repr(by_type)} and rope_scaling={reprlib.repr(scaling)}, which "
                 "are not objects; copy the model again"
             )
-        parameters = {**scaling, **own}
-        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+        parameters = {**own, **scaling}  # as transformers merges them
+        named = [part[key] for part in (scaling, own) for key in ("rope_type", "type") if key in part]
+        rope_type = named[0] if named else "default"
         if rope_type != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
             raise UserError(
                 f"{path} has rotary positions of rope_type={reprlib.repr(rope_type)}, and multihop computes only the "
