@@ -11,12 +11,13 @@ from multihop.pretrain.models.build import Model
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import SelfAttention, select_tokens
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.layers.rotary import rotate
 
 OnStates = Callable[[Tensor], None]
 """Takes the last hidden states (N, H) of all tokens of a micro-batch; for an encoder-decoder, of its targets."""
-OnAttention = Callable[[Tensor, Tensor, Tensor | None, Sequences, bool], None]
+OnAttention = Callable[[Tensor, Tensor, Tensor | None, Sequences, bool, int | None], None]
 """Takes the queries and keys of an attention module, (N, heads, width) each, the terms of relative positions, (N,
-heads, C) or None, the sequences, and whether attention is causal."""
+heads, C) or None, the sequences, whether attention is causal, and its window, in tokens or None."""
 
 
 @contextmanager
@@ -65,7 +66,10 @@ def _hook_attention(attention: SelfAttention, on_attention: OnAttention) -> list
 
     def report(_: nn.Module, inputs: tuple[Any, ...], __: Tensor) -> None:
         query, key, relative = projected.pop("query"), projected.pop("key"), projected.pop("distance", None)
-        on_attention(query, key, relative, inputs[1], attention.causal)
+        _, sequences, _, rotation = (*inputs, None, None)[:4]
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        on_attention(query, key, relative, sequences, attention.causal, attention.window)
 
     parts = {"query": attention.query, "key": attention.key, "distance": attention.distance}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items() if part is not None]

@@ -51,9 +51,11 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
             sums["directions"] += F.normalize(each, dim=-1).sum(0)
             sums["products"] += each.T @ each
 
-    def on_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
+    def on_attention(
+        query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool, window: int | None
+    ) -> None:
         if is_counted:
-            entropies, measured = attention_entropies(query, key, relative, sequences, causal)
+            entropies, measured = attention_entropies(query, key, relative, sequences, causal, window)
             sums["entropies"] += entropies.sum()
             sums["queries"] += measured.sum()
 
@@ -97,7 +99,12 @@ def effective_rank(products: Tensor) -> float:
 
 
 def attention_entropies(
-    query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool
+    query: Tensor,
+    key: Tensor,
+    relative: Tensor | None,
+    sequences: Sequences,
+    causal: bool,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Entropy of attention weights, divided by the log of the number of keys that a query sees: 1 for uniform
     attention, 0 for attention to a single key.
@@ -107,6 +114,7 @@ def attention_entropies(
     Args:
         query, key: (N, heads, width).
         relative: (N, heads, C), as in `attention.attend`.
+        window: as in `attention.attend`.
 
     Returns:
         The entropies, float32 (S, heads, 16), 0 where not measured; a bool mask of this shape, true where measured.
@@ -122,8 +130,12 @@ def attention_entropies(
             relative[starts + rows].float().transpose(1, 2), rows[:, None], len(columns), causal
         )
     scores *= query.shape[-1] ** -0.5
-    seen = rows + 1 if causal else lengths.expand_as(rows)
-    visible = (columns < seen[..., None])[:, None]  # (S, 1, 16, T)
+    last = rows if causal else (lengths - 1).expand_as(rows)
+    first = torch.zeros_like(rows)
+    if window is not None:
+        first, last = (rows - window).clamp(min=0), torch.minimum(last, rows + window)
+    seen = last - first + 1
+    visible = ((columns >= first[..., None]) & (columns <= last[..., None]))[:, None]  # (S, 1, 16, T)
     weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
     measured = (seen > 1)[:, None].expand(scores.shape[:-1])
     entropies = torch.special.entr(weights).sum(-1) / seen.clamp(min=2).log()[:, None]

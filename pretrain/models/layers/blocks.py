@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from multihop.pretrain.models.config import AttentionConfig, StackConfig, num_relative_distances
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences, attend
+from multihop.pretrain.models.layers.rotary import Rotation, rotate
 from multihop.pretrain.packed_tokens import PackedTokens
 
 Activation = Callable[[Tensor], Tensor]
@@ -20,36 +21,56 @@ relu: Activation = F.relu
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with relative positions or without."""
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with relative or rotary positions or without."""
 
     def __init__(
-        self, config: AttentionConfig, causal: bool, dropout: float | None = None, max_distance: int | None = None
+        self,
+        config: AttentionConfig,
+        causal: bool,
+        dropout: float | None = None,
+        max_distance: int | None = None,
+        window: int | None = None,
+        bias: bool = True,
     ) -> None:
         """Create the projections.
 
         Args:
             dropout: the dropout rate of the attention weights; None: the rate in `config`.
             max_distance: the maximum distance of relative positions; None: the module has none.
+            window: as in `attention.attend`.
+            bias: whether the projections have biases.
         """
         super().__init__()
-        self.heads, self.causal = config.heads, causal
+        self.heads, self.causal, self.window = config.heads, causal, window
         self.dropout = config.dropout if dropout is None else dropout
-        self.query = nn.Linear(config.hidden, config.hidden)
-        self.key = nn.Linear(config.hidden, config.hidden)
-        self.value = nn.Linear(config.hidden, config.hidden)
-        self.output = nn.Linear(config.hidden, config.hidden)
+        self.query = nn.Linear(config.hidden, config.hidden, bias)
+        self.key = nn.Linear(config.hidden, config.hidden, bias)
+        self.value = nn.Linear(config.hidden, config.hidden, bias)
+        self.output = nn.Linear(config.hidden, config.hidden, bias)
         self.distance: nn.Linear | None = None
         if max_distance is not None:
             # Its rows are the embeddings of the clipped distances, which the heads share (Shaw et al. 2018, 3.3).
             count = num_relative_distances(max_distance, causal)
             self.distance = nn.Linear(config.hidden // config.heads, count, bias=False)
 
-    def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
-        """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`."""
+    def forward(
+        self,
+        x: Tensor,
+        sequences: Sequences,
+        token_indices: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`.
+
+        Args:
+            rotation: the rotation of queries and keys by their positions; None: they are not rotated.
+        """
         query, key, value = (project(x).view(len(x), self.heads, -1) for project in (self.query, self.key, self.value))
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         relative = None if self.distance is None else self.distance(query)
         dropout = self.dropout if self.training else 0.0
-        attended = attend(query, key, value, sequences, self.causal, dropout, relative).flatten(1)
+        attended = attend(query, key, value, sequences, self.causal, dropout, relative, self.window).flatten(1)
         return self.output(select_tokens(attended, token_indices))
 
 

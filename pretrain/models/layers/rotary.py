@@ -9,7 +9,7 @@ Rotation = tuple[Tensor, Tensor]
 """The cosines and sines of N tokens' angles, float32 (N, 1, width / 2) each."""
 
 
-def rotation(positions: Tensor, width: int, theta: float) -> Rotation:
+def rotation_of(positions: Tensor, width: int, theta: float) -> Rotation:
     """The rotation of each position: pair i of a head is rotated by position / theta**(2i / width).
 
     Computed in float32, as transformers does: at position 8,000 the rounding of an angle is 2e-4 of a radian, so that
@@ -25,10 +25,13 @@ def rotation(positions: Tensor, width: int, theta: float) -> Rotation:
     return angles.cos()[:, None], angles.sin()[:, None]
 
 
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate the queries or keys of N tokens, (N, heads, width). Element i is paired with element i + width / 2, as in
-    GPT-NeoX and transformers; Su et al. pair neighbors, which is the same but for the order of columns."""
-    rotated: Tensor = _Rotate.apply(x, *by)
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the queries or keys of N tokens, (N, heads, width).
+
+    Element i is paired with element i + width / 2, as in GPT-NeoX and transformers; Su et al. pair neighbors, which is
+    the same but for the order of columns.
+    """
+    rotated: Tensor = _Rotate.apply(x, *rotation)
     return rotated
 
 

@@ -45,7 +45,9 @@ def test_what_is_exported_is_imported_again_bit_for_bit(family: str, tmp_path: P
     assert weights.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
         assert torch.equal(weights[name], parameter), name
-    files = {"config.json", "model.safetensors"} | ({"generation_config.json"} if AT_HUGGING_FACE[family].causal else set())
+    files = {"config.json", "model.safetensors"} | (
+        {"generation_config.json"} if AT_HUGGING_FACE[family].causal else set()
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
 
 

@@ -37,7 +37,9 @@ def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def slow_entropies(query: Tensor, key: Tensor, causal: bool, embeddings: Tensor | None = None) -> Tensor:
+def slow_entropies(
+    query: Tensor, key: Tensor, causal: bool, embeddings: Tensor | None = None, window: int | None = None
+) -> Tensor:
     """(heads, T): of one sequence, each query by itself, as the definition says; NaN where it sees one key.
 
     Args:
@@ -47,11 +49,13 @@ def slow_entropies(query: Tensor, key: Tensor, causal: bool, embeddings: Tensor 
     found = torch.full((heads, length), math.nan, dtype=torch.float64)
     for head in range(heads):
         for row in range(length):
-            seen = row + 1 if causal else length
+            columns = [each for each in range(length) if window is None or abs(each - row) <= window]
+            columns = [each for each in columns if each <= row or not causal]
+            seen = len(columns)
             keys = key[:, head]
             if embeddings is not None:
                 keys = keys + embeddings[(torch.arange(length) - row + 2).clamp(0, len(embeddings) - 1)]
-            scores = [float(query[row, head] @ keys[column]) / math.sqrt(width) for column in range(seen)]
+            scores = [float(query[row, head] @ keys[column]) / math.sqrt(width) for column in columns]
             largest = max(scores)
             weights = np.exp(np.array(scores) - largest)
             weights /= weights.sum()
@@ -87,19 +91,26 @@ def test_the_effective_rank_of_what_is_not_finite_is_not_a_number() -> None:
     assert math.isnan(effective_rank(torch.full((3, 3), math.nan, dtype=torch.float64)))
 
 
-@given(Seeds, st.lists(st.integers(1, 40), min_size=1, max_size=4), st.booleans(), st.booleans(), st.floats(0, 30))
+@given(
+    Seeds,
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.floats(0, 30),
+    st.none() | st.integers(0, 20),
+)
 def test_attention_entropies_are_those_of_each_query(
-    seed: int, lengths: list[int], causal: bool, distances: bool, sharp: float
+    seed: int, lengths: list[int], causal: bool, distances: bool, sharp: float, window: int | None
 ) -> None:
     sequences = sequences_of(lengths)
     query, key = sharp * drawn(seed, sum(lengths), 2, 4), drawn(seed + 1, sum(lengths), 2, 4)
     embeddings = drawn(seed + 2, 3 if causal else 5, 4) if distances else None
     relative = None if embeddings is None else query @ embeddings.T
-    entropies, counted = attention_entropies(query, key, relative, sequences, causal)
+    entropies, counted = attention_entropies(query, key, relative, sequences, causal, window)
     start = 0
     for number, length in enumerate(lengths):
         part = slice(start, start + length)
-        expected = slow_entropies(query[part], key[part], causal, embeddings)[:, looked_at(length)]
+        expected = slow_entropies(query[part], key[part], causal, embeddings, window)[:, looked_at(length)]
         assert torch.equal(counted[number], ~expected.isnan())
         np.testing.assert_allclose(entropies[number], expected.nan_to_num(0.0), atol=2e-5)
         start += length
@@ -132,7 +143,9 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     states: list[Tensor] = []
     shapes: list[tuple[Any, ...]] = []
 
-    def on_attention(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
+    def on_attention(
+        query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool, window: int | None
+    ) -> None:
         assert relative is None
         shapes.append((tuple(query.shape), tuple(key.shape), sequences.cu_seqlens.tolist(), causal))
 
