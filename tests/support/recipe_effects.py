@@ -27,6 +27,7 @@ from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import is_skipped, total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
+from multihop.pretrain.engine.capture import capture_activations
 from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights, make_param_init
@@ -69,13 +70,16 @@ class RecipeEffects:
         return [(learning_rate(phases, step), is_skipped(phases, step)) for step in range(total_steps(phases))]
 
     @cached_property
-    def model(self) -> tuple[dict[str, list[int]], list[float]]:
-        """Names and shapes of the parameters, and what the model makes of a batch in training."""
+    def model(self) -> tuple[dict[str, list[int]], list[float], list[str]]:
+        """Names and shapes of the parameters, and what the model makes of a batch in training: its sums, and digests of
+        its last hidden states, in which a difference is not rounded away."""
         model = self._model()
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         torch.manual_seed(1)
-        sums = model(**to_device(self._builder(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu")))
-        return shapes, [float(value.detach()) for value in sums.values()]
+        states: list[torch.Tensor] = []
+        with capture_activations(model, states.append, lambda *_: None):
+            sums = model(**to_device(self._builder(0, 1).step(0).micro_batches[0].inputs, torch.device("cpu")))
+        return shapes, [float(value.detach()) for value in sums.values()], [_digest(each.detach()) for each in states]
 
     @cached_property
     def initial_weights(self) -> dict[str, str]:
