@@ -67,7 +67,8 @@ def run_head_job(
         raise
     printed = output.all()
     if ended is None or ended.status != "SUCCEEDED":
-        raise HeadScriptFailed(printed.strip().rpartition("\n")[2] or "the head lost the job")
+        message = " ".join(ended.message.split()) if ended else ""
+        raise HeadScriptFailed(printed.strip().rpartition("\n")[2] or message or "the head lost the job")
     jobs.delete(job_id)
     return printed
 
