@@ -6,6 +6,7 @@ from typing import Any
 from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.models.families import families_with
 from multihop.pretrain.objectives.config import objectives_with
 
 _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
@@ -43,6 +44,9 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             section, instead = f"phases[{number}]", " or ".join(schedules)
             reads = phase.schedule in schedules
             yield f"{section}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
+        reads = hasattr(config.model, "global_rope_theta")
+        settings = f"model.family={config.model.family}", f"model.family={families_with('global_rope_theta')}"
+        yield f"phases[{number}].global_rope_theta", phase, "global_rope_theta", reads, settings
     optimizer = config.optimizer
     for name, optimizers in (
         ("max_trust", ("lamb",)),

@@ -61,6 +61,9 @@ class PhaseConfig(Section):
     """Share of the phase's steps, at its end, in which warmup-stable-decay decays."""
     min_lr_ratio: Annotated[float, UPDATES] = Field(default=0.0, ge=0.0, le=1.0)
     """Final learning rate of linear, cosine, polynomial and warmup-stable-decay, as a share of `lr`."""
+    global_rope_theta: Annotated[float | None, UPDATES] = Field(default=None, gt=0.0)
+    """modernbert and modernbert-decoder: base of the wavelengths of the rotary positions in global layers during this
+    phase; null: that of `model`. A phase of longer sequences has a larger base."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from multihop.eval.trials.check import check_settings, check_start_from, check_t
 from multihop.eval.trials.plan_file import make_plan, read_plan
 from multihop.eval.trials.start_from import next_wave
 from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.data.phases import model_after
 from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _model_under_test(run: ResolvedRun) -> ModelUnderTest:
     assert saved is not None and run.data is not None
     location = folder_of_step(run.checkpoints, saved.step)
     data = run.data_folder.absolute()
-    return of_run(recipe.model, location, saved.content_hash(), saved.step, data, run.data)
+    model = model_after(recipe.model, recipe.phases, saved.step)
+    return of_run(model, location, saved.content_hash(), saved.step, data, run.data)
 
 
 def _model_config(recipe: Recipe) -> ModelConfig:

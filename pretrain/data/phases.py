@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from multihop.common.errors import UserError
 from multihop.pretrain.config import PhaseConfig
+from multihop.pretrain.models.config import ModelConfig
 
 
 def total_steps(phases: Sequence[PhaseConfig]) -> int:
@@ -26,6 +27,13 @@ def locate(phases: Sequence[PhaseConfig], step: int) -> tuple[int, int]:
             return number, within
         within -= phase.steps
     raise UserError(f"step must be < {total_steps(phases)}, the number of steps of all phases, got {step}")
+
+
+def model_after(model: ModelConfig, phases: Sequence[PhaseConfig], steps: int) -> ModelConfig:
+    """A run's model as it is after `steps` steps, or before the first: a phase may have another `global_rope_theta`."""
+    last = min(max(steps, 1), total_steps(phases)) - 1
+    theta = phases[locate(phases, last)[0]].global_rope_theta
+    return model if theta is None else model.model_copy(update={"global_rope_theta": theta})
 
 
 def batch_size_of(phase: PhaseConfig, step_in_phase: int) -> int:

@@ -9,6 +9,8 @@ from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps, newest_good
+from multihop.pretrain.config import PhaseConfig
+from multihop.pretrain.data.phases import model_after
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.run.files import checkpoints_of, read_config
@@ -135,6 +137,8 @@ def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:
 
 
 def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
-    if saved.recipe is not None:
-        return parse_model_config(saved.recipe["model"])
-    return read_config(run_dir).model
+    if saved.recipe is None:
+        config = read_config(run_dir)
+        return model_after(config.model, config.phases, saved.step)
+    phases = [PhaseConfig.model_validate(phase) for phase in saved.recipe["phases"]]
+    return model_after(parse_model_config(saved.recipe["model"]), phases, saved.step)

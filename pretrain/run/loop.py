@@ -24,7 +24,7 @@ from multihop.pretrain.checkpoint.manifest import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.loader import prefetch_batches
-from multihop.pretrain.data.phases import is_skipped, total_steps
+from multihop.pretrain.data.phases import is_skipped, model_after, total_steps
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.run.heldout import evaluate, mean_losses
@@ -62,6 +62,7 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
     """
     config = batches.config
     last = total_steps(config.phases)
+    engine.module.config = model_after(config.model, config.phases, progress.step)
     if progress.step == 0:
         hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
     prefetched = prefetch_batches(batches, range(progress.step, last), config.engine.data_workers)
@@ -74,6 +75,7 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
             assert share is not None
             hooks.trace(int(share.totals["trace"]))
             empty = share.is_empty
+            engine.module.config = model_after(config.model, config.phases, step + 1)
             sums = {} if empty else _forward_backward(engine, config, share, hooks.heartbeat)
             start_next = _start_next(engine, batches, meter.next_batch(prefetched), hooks)
             lr = learning_rate(config.phases, step)

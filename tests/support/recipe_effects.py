@@ -24,7 +24,7 @@ from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
-from multihop.pretrain.data.phases import is_skipped, total_steps
+from multihop.pretrain.data.phases import is_skipped, model_after, total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors, open_word_vectors
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.capture import capture_activations
@@ -142,7 +142,8 @@ class RecipeEffects:
 
     def _model(self) -> Any:
         manifest = open_dataset(self.data).manifest
-        model = build_model(self.recipe.model, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
+        config = model_after(self.recipe.model, self.recipe.phases, 1)
+        model = build_model(config, manifest.output_tokenizer.vocab_size, manifest.source_vocab_size)
         init_weights(model, 1)
         return model
 

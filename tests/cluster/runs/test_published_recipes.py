@@ -10,7 +10,7 @@ import pytest
 
 from multihop.cluster.runs.recipe import Recipe, load_recipe
 from multihop.eval.config import TaskConfig, settings_of
-from multihop.pretrain.data.phases import batch_size_of, locate, samples_before, total_steps
+from multihop.pretrain.data.phases import batch_size_of, locate, samples_before, samples_in_phase, total_steps
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.optim.schedule import learning_rate
 
@@ -82,6 +82,15 @@ PUBLISHED = {
     "albert-xxlarge": albert(223e6, 0.5e6),  # of the released model; the paper has 235M, which its sizes do not make
     "roberta-base": roberta(125e6, 0.5e6, 24_000, 6e-4),
     "roberta-large": roberta(355e6, 0.5e6, 30_000, 4e-4),
+    "modernbert-base": Published(
+        149e6,
+        1e6,
+        50_368,
+        374_902 + 423_855 + 84_771,
+        4_239 * 11_520 + (374_902 - 5 * 4_239) * 4_608 + (423_855 + 84_771) * 72,
+        1.719e12 + 250e9 + 50e9,  # Warner et al. 2024, table 3
+        {3_815: 8e-4, 374_902: 8e-4, 374_903: 3e-4, 798_757: 3e-4, 883_528: 3e-4 / 84_771},
+    ),
     "gpt": Published(
         117e6,
         0.5e6,
@@ -168,7 +177,7 @@ def test_steps_samples_and_pieces_are_the_published_ones(name: str) -> None:
     paper, phases = PUBLISHED[name], recipe_of(name).phases
     assert total_steps(phases) == paper.steps
     assert samples_before(phases, paper.steps) == pytest.approx(paper.samples, rel=1e-3)
-    assert sum(phase.steps * phase.global_batch_size * phase.seq_len for phase in phases) == pytest.approx(
+    assert sum(samples_in_phase(phase, phase.steps) * phase.seq_len for phase in phases) == pytest.approx(
         paper.pieces, rel=2e-3
     )
 
