@@ -214,6 +214,8 @@ def config_json(
         ids = {"bos_token_id": special_ids["end"], "eos_token_id": special_ids["end"], "pad_token_id": None}
         if names.special_ids:
             ids = dict.fromkeys((*ids, "cls_token_id", "sep_token_id"), special_ids["end"])
+            # transformers never updates the embedding of pad_token_id, and the end token's is trained.
+            ids["pad_token_id"] = special_ids.get("unk", special_ids["end"])
     elif translates:
         ids = _translating_ids(special_ids)
     else:

@@ -140,5 +140,6 @@ def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
     if saved.recipe is None:
         config = read_config(run_dir)
         return model_after(config.model, config.phases, saved.step)
-    phases = [PhaseConfig.model_validate(phase) for phase in saved.recipe["phases"]]
-    return model_after(parse_model_config(saved.recipe["model"]), phases, saved.step)
+    model = parse_model_config(saved.recipe["model"])
+    phases = [PhaseConfig.model_validate(phase) for phase in saved.recipe.get("phases", ())]
+    return model_after(model, phases, saved.step) if phases else model

@@ -31,7 +31,9 @@ def mean_attention(model: Any, length: int) -> Tensor:
     """(heads, length, length): of the first layer, mean over random texts."""
     seen: list[Tensor] = []
 
-    def see(query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool) -> None:
+    def see(
+        query: Tensor, key: Tensor, relative: Tensor | None, sequences: Sequences, causal: bool, window: int | None
+    ) -> None:
         q, k = (part.view(-1, length, *part.shape[1:]).transpose(1, 2) for part in (query, key))
         scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
         seen.append(scores.softmax(-1).mean(0))
