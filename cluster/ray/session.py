@@ -73,8 +73,8 @@ def _initialize(start: Callable[[], None]) -> Iterator[None]:
     ended = threading.Event()
 
     def live() -> None:
-        # Ctrl-C goes to the whole process group. Ray blocks it in its processes, but only after it has forked them; one
-        # that died in between made Ray's core end this process with exit code 1.
+        # Ctrl-C goes to the whole process group. Ray blocks it in its processes, but only after it has forked them: one
+        # could die in between.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             import ray

@@ -257,7 +257,11 @@ def deal(shapes: Mapping[str, tuple[int, int]], held: Mapping[str, Sequence[int]
 def _plan(
     held: Mapping[str, list[list[Span]]], shapes: Mapping[str, tuple[int, int]], rank: int, world_size: int
 ) -> _Plan:
-    """Args: held: By matrix and rank, the slices that the rank holds."""
+    """Deal the matrices to the ranks, and list what this rank exchanges with the others.
+
+    Args:
+        held: By matrix and rank, the slices that the rank holds.
+    """
     ranks = range(world_size)
     numels = {name: [sum(span[2] for span in spans) for spans in of_ranks] for name, of_ranks in held.items()}
     workers = deal(shapes, numels, world_size)

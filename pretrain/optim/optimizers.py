@@ -33,7 +33,7 @@ def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
-    named = [(name, parameter) for name, parameter in model.named_parameters()]
+    named = list(model.named_parameters())
     is_muon = config.name == "muon"
     hidden = [p for name, p in named if is_muon and is_orthogonalized(name, whole_shape(p))]
     taken = {id(p) for p in hidden}

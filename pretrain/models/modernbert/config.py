@@ -43,8 +43,7 @@ class ModernConfig(AttentionConfig):
     """Dropout rate after the embeddings, of the attention weights, after the attention's output projection, and before
     the feed-forward's."""
     intermediate: Annotated[int, SIZES] = Field(ge=1)
-    """Width between the projections of a feed-forward block; default 1.5 * `hidden`: three matrices of this width have
-    about as many weights as two of the usual 4 * `hidden` would at 60 % of it."""
+    """Width between the projections of a feed-forward block; default 1.5 * `hidden`, as in ModernBERT-base."""
     local_attention: Annotated[int, SIZES] = Field(default=128, ge=2)
     """Width of the sliding window of the local layers, in tokens: a token attends to those at most half of this away
     on each side; a causal one to itself and to `local_attention` / 2 - 1 tokens before it."""

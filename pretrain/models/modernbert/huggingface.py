@@ -18,7 +18,6 @@ FIXED: dict[str, tuple[Any, Any]] = {
 }
 DROPOUT = ("attention_dropout", "embedding_dropout", "mlp_dropout")
 THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
-LAYER_TYPES = "global_attn_every_n_layers"
 MODULES = {
     "word": "model.embeddings.tok_embeddings",
     "embedding_norm": "model.embeddings.norm",
@@ -33,27 +32,34 @@ BLOCK = {
     "feed_forward.up": "mlp.Wi",
     "feed_forward.down": "mlp.Wo",
 }
-COPIES = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
 
-NAMES = Names(
-    model_type="modernbert",
-    architecture="ModernBertForMaskedLM",
-    prefix="model.",
-    sizes=SIZES,
-    fixed=FIXED,
-    dropout=DROPOUT,
-    dropout_when_absent=0.0,
-    modules={**MODULES, "transform": "head.dense", "transform_norm": "head.norm"},
-    blocks={
-        "layers": Blocks(
-            "model.layers.{}.",
-            {**BLOCK, "attention.query": "attn.Wqkv", "attention.key": "attn.Wqkv", "attention.value": "attn.Wqkv"},
-        )
-    },
-    heads=("head.", "decoder."),
-    copies=COPIES,
-    null_sizes=("local_attention",),
-    thetas=THETAS,
-    layer_types=LAYER_TYPES,
-    special_ids=True,
-)
+
+def modern_names(model_type: str, architecture: str, head: str, query_key_value: tuple[str, str, str]) -> Names:
+    """The names of ModernBERT or its causal twin.
+
+    Args:
+        head: the module of the output's transform.
+        query_key_value: the modules of the three projections in a block's attention, or one module three times.
+    """
+    query, key, value = query_key_value
+    projections = {"attention.query": query, "attention.key": key, "attention.value": value}
+    return Names(
+        model_type=model_type,
+        architecture=architecture,
+        prefix="model.",
+        sizes=SIZES,
+        null_sizes=("local_attention",),
+        fixed=FIXED,
+        dropout=DROPOUT,
+        dropout_when_absent=0.0,
+        modules={**MODULES, "transform": f"{head}.dense", "transform_norm": f"{head}.norm"},
+        blocks={"layers": Blocks("model.layers.{}.", {**BLOCK, **projections})},
+        heads=(f"{head}.", "decoder."),
+        copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        thetas=THETAS,
+        layer_types="global_attn_every_n_layers",
+        special_ids=True,
+    )
+
+
+NAMES = modern_names("modernbert", "ModernBertForMaskedLM", "head", ("attn.Wqkv", "attn.Wqkv", "attn.Wqkv"))
