@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip
 # No byte code at installation: Python compiles modules at first import, and only a tenth of all is ever imported.
 INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
+# In two processes: much of the time of many tests is waiting for Ray and for processes that start.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 VADER := vaderSentiment==3.3.2
 
 .PHONY: demo bert test test-long lint docs clean
@@ -19,13 +21,13 @@ demo: $(VENV)/demo.done
 bert: $(VENV)/demo.done
 	$(BIN)/multihop run recipes/demo-bert.yaml $(OVERRIDES)
 
-# In two processes: much of the time of many tests is waiting for Ray and for processes that start.
 test: lint $(VENV)/demo.done
-	PYTHONFAULTHANDLER=1 $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	PYTHONFAULTHANDLER=1 $(PYTEST)
 
-# Hundreds of kills, every byte flipped, every combination of ranks, stages and precisions: prints its tables.
+# Hundreds of kills, every bit flipped, every three of ranks, stages, precisions, offloads and optimizers that can meet:
+# about two hours. Shows what was measured at its end.
 test-long: $(VENV)/dev.done
-	PYTHONFAULTHANDLER=1 $(BIN)/pytest -m long -s
+	PYTHONFAULTHANDLER=1 $(PYTEST) -m long
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from s3_endpoint import bucket, s3, s3_server
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 
 __all__ = ["bucket", "s3", "s3_server"]
-pytest_plugins = ["exit_status", "groups_of_tests"]
+pytest_plugins = ["exit_status", "groups_of_tests", "tables_of_tests"]
 
 # What a busy machine makes slow is no failure.
 settings.register_profile("multihop", deadline=None, suppress_health_check=[HealthCheck.too_slow])

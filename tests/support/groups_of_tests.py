@@ -5,14 +5,18 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those that use the groups of training processes run in one, and begin first: they take longest, and starting
-    these processes does too. Of the others, those of a file."""
+    """Those that use the groups of training processes run in one, as starting these processes takes long; those with
+    hosts of their own in another, as they watch what a machine's loss does to times. Both take longest, so that they
+    begin first. Of the others, those of a file."""
     if config.getoption("dist", "no") != "loadgroup":
         return
-    items.sort(key=lambda item: "pool" not in _fixtures(item))
+    first = ("ranks", "hosts")
+    items.sort(key=lambda item: first.index(_group(item)) if _group(item) in first else len(first))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ranks" if "pool" in _fixtures(item) else item.path.stem))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def _fixtures(item: pytest.Item) -> list[str]:
-    return list(getattr(item, "fixturenames", []))
+def _group(item: pytest.Item) -> str:
+    if "pool" in getattr(item, "fixturenames", []):
+        return "ranks"
+    return "hosts" if item.path.parent.name == "hosts" else item.path.stem

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import t
+from tables_of_tests import Table
 
 from multihop.eval.statistics import difference
 from multihop.eval.statistics.difference import SIGNIFICANT, difference_of_examples, holm
@@ -117,23 +118,23 @@ def test_with_five_seeds_the_power_is_that_of_the_former_method(monkeypatch: pyt
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENES)
-def test_levels(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_levels(name: str, monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
     tries = 4500
     for seeds in SEEDS:
         before, now = _both(name, seeds, 0.0, tries, monkeypatch)
         levels = [[float(found_of(p_values, tasks).any(1).mean()) for p_values in (before, now)] for tasks in TASKS]
-        _print(capsys, name, seeds, levels)
+        table(_row(name, seeds, levels))
         for tasks, (_, level) in zip(TASKS, levels, strict=True):
             assert level <= SIGNIFICANT + 3 * math.sqrt(SIGNIFICANT * (1 - SIGNIFICANT) / (tries // tasks))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ADVANTAGES)
-def test_powers(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_powers(name: str, monkeypatch: pytest.MonkeyPatch, table: Table) -> None:
     for seeds in SEEDS:
         before, now = _both(name, seeds, ADVANTAGES[name], 900, monkeypatch)
         powers = [[float(found_of(p_values, tasks).mean()) for p_values in (before, now)] for tasks in TASKS]
-        _print(capsys, name, seeds, powers)
+        table(_row(name, seeds, powers))
         assert seeds < 5 or powers[0][1] > powers[0][0] - 0.05
 
 
@@ -146,7 +147,6 @@ def _both(name: str, seeds: int, advantage: float, tries: int, monkeypatch: pyte
     return np.array([former(scores) for scores in drawn]), np.array(now)
 
 
-def _print(capsys: pytest.CaptureFixture[str], name: str, seeds: int, shares: list[list[float]]) -> None:
-    with capsys.disabled():
-        cells = " | ".join(f"{100 * before:.1f} -> {100 * now:.1f}" for before, now in shares)
-        print(f"\n| {name} | {seeds} | {cells} |", end="")
+def _row(name: str, seeds: int, shares: list[list[float]]) -> str:
+    cells = " | ".join(f"{100 * before:.1f} -> {100 * now:.1f}" for before, now in shares)
+    return f"| {name} | {seeds} | {cells} |"

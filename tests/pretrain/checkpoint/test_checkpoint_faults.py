@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from saved_tensors import LAUNCH, RUN, flip, manifest_of, rank_file, save, whole
+from tables_of_tests import Table
 
 from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
@@ -42,7 +43,7 @@ def test_every_flipped_byte_is_found_and_the_older_checkpoint_is_taken(tmp_path:
 
 
 @pytest.mark.long
-def test_every_bit_of_every_byte_of_a_checkpoint_is_found_when_it_flips(tmp_path: Path) -> None:
+def test_every_bit_of_every_byte_of_a_checkpoint_is_found_when_it_flips(tmp_path: Path, table: Table) -> None:
     folder = Path(save(tmp_path, 1, 2))
     count = 0
     for path in _named_files(folder):
@@ -55,7 +56,7 @@ def test_every_bit_of_every_byte_of_a_checkpoint_is_found_when_it_flips(tmp_path
             count += 1
         path.write_bytes(original)
     assert verify(str(folder)).step == 1
-    print(f"{8 * count} flipped bits in {count} bytes of {len(_named_files(folder))} files, all found")
+    table(f"{8 * count} flipped bits in {count} bytes of {len(_named_files(folder))} files, all found")
 
 
 def _named_files(folder: Path) -> list[Path]:

@@ -1,16 +1,18 @@
 """Every ZeRO stage, any number of ranks, any precision, offload: one training, and LAMB that stays LAMB."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from covering import every_three, short_and_long
 from numpy.typing import NDArray
 from rank_jobs import begin_training, loss_scales, norm_of_equal_passes, train_on_pairs
 from rank_pool import RankPool
 from reference import PlainTraining, train_plainly
+from tables_of_tests import Table
 
 from multihop.pretrain.engine.deepspeed_config import KEYS
 
@@ -38,7 +40,7 @@ ALL = [
     for stage, offload in PLACES
     if precision == "fp32" or stage > 0
 ]
-SHORT = {
+SHORT = [
     ("lamb", "fp32", 1, 0, "none"),
     ("lamb", "fp32", 2, 0, "none"),
     ("lamb", "fp32", 2, 1, "none"),
@@ -59,7 +61,7 @@ SHORT = {
     ("muon", "fp32", 2, 3, "none"),
     ("muon", "fp32", 4, 1, "none"),
     ("muon", "bf16", 4, 3, "optimizer"),
-}
+]
 
 
 SHORT_OFFLOADED = (
@@ -75,11 +77,6 @@ DECIDED += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "bf1
 DECIDED += tuple(f"zero_optimization.{key}" for key in ("stage", "round_robin_gradients", "zero_hpz_partition_size"))
 DECIDED += tuple(f"zero_optimization.{section}.device" for section in ("offload_optimizer", "offload_param"))
 """Keys of ds_config.json that can have one value only."""
-
-
-def case(*parts: Any) -> Any:
-    marks = [] if parts in SHORT else [pytest.mark.long]
-    return pytest.param(*parts, marks=marks, id="-".join(map(str, parts)))
 
 
 def settings(optimizer: str, precision: str = "fp32", stage: int = 1, offload: str = "none") -> dict[str, Any]:
@@ -137,25 +134,17 @@ def largest(ours: list[float], theirs: list[float]) -> float:
     return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
 
 
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
-    """Lines that are shown after the tests of this module, under `pytest -s`."""
-    lines: list[str] = []
-    yield lines
-    print("\noptimizer  precision  ranks  stage  offload            largest deviation of loss   of weights")
-    print("\n".join(lines))
-
-
-@pytest.mark.parametrize(("optimizer", "precision", "ranks", "stage", "offload"), [case(*parts) for parts in ALL])
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "ranks", "stage", "offload"), short_and_long(SHORT, every_three(ALL))
+)
 def test_thirty_steps_are_those_of_a_plain_loop(
-    pool: Pool, table: list[str], optimizer: str, precision: str, ranks: int, stage: int, offload: str
+    pool: Pool, table: Table, optimizer: str, precision: str, ranks: int, stage: int, offload: str
 ) -> None:
     results = pool(ranks).run(train_on_pairs, settings(optimizer, precision, stage, offload), STEPS, SEQUENCES)
     expected = plainly(optimizer)
     of_losses, of_weights = deviations(results, expected)
-    table.append(
-        f"{optimizer:9}  {precision:9}  {ranks:5}  {stage:5}  {offload:17}  {of_losses:25.1e}  {of_weights:10.1e}"
-    )
+    what = f"{optimizer:5}  {precision}  {ranks} ranks  stage {stage}  {offload:17}"
+    table(f"{what}  from the plain loop: losses {of_losses:.1e} (relative), weights {of_weights:.1e}")
     loss_bound, weight_bound = PRECISIONS[precision]
     assert of_losses < loss_bound and of_weights < weight_bound
     assert largest(results[0]["norms"], expected.norms) < NORMS[precision]
@@ -256,7 +245,7 @@ VALUES |= {"a whole number above 0": (1, 1000), "an even number above 0": (2, 10
 @pytest.mark.parametrize(
     ("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16"), (3, "fp32"), (3, "bf16")]
 )
-def test_every_value_of_a_passed_on_key_trains_alike(pool: Pool, table: list[str], stage: int, precision: str) -> None:
+def test_every_value_of_a_passed_on_key_trains_alike(pool: Pool, table: Table, stage: int, precision: str) -> None:
     plain = settings("lamb", precision, stage)
     expected = pool(2).run(train_on_pairs, plain, 2, SEQUENCES)[0]
     for key, (kind, stages) in KEYS.items():
@@ -269,7 +258,7 @@ def test_every_value_of_a_passed_on_key_trains_alike(pool: Pool, table: list[str
             given = {**plain, "engine": {**plain["engine"], "deepspeed": nested}}
             found = pool(2).run(train_on_pairs, given, 2, SEQUENCES)[0]
             furthest = max(largest(found[what], expected[what]) for what in ("losses", "norms"))
-            table.append(f"stage {stage}  {precision}  {key}={value}: {furthest:.1e}")
+            table(f"stage {stage}  {precision}  {key}={value}: {furthest:.1e}")
             assert furthest < (1e-6 if precision == "fp32" else 1e-2), (key, value)
 
 

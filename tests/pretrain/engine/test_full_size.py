@@ -16,6 +16,7 @@ from full_size_jobs import go_on
 from rank_jobs import some_batches
 from rank_pool import RankPool
 from reference import lamb, norm
+from tables_of_tests import Table
 from torch import Tensor
 
 from multihop.pretrain.checkpoint.manifest import folder_of_step
@@ -183,6 +184,7 @@ def test_a_step_from_one_checkpoint_is_one_step_of_lamb(
     pool: Pool,
     start: tuple[Path, State],
     plain: Step,
+    table: Table,
     tmp_path: Path,
     ranks: int,
     stage: int,
@@ -204,7 +206,7 @@ def test_a_step_from_one_checkpoint_is_one_step_of_lamb(
         found["loss"] = abs(results[0]["losses"][0] / plain.loss - 1)
         found["norm"] = abs(results[0]["norms"][0] / plain.norm - 1)
         found |= {kind: furthest(getattr(after, kind), getattr(plain.after, kind)) for kind in ("weight", "exp_avg")}
-    print(f"{ranks} ranks, stage {stage}, {precision}, {offload}: { ({k: f'{v:.1e}' for k, v in found.items()}) }")
+    table(f"{ranks} ranks, stage {stage}, {precision}, {offload}: { ({k: f'{v:.1e}' for k, v in found.items()}) }")
     assert all(value < BOUND for value in found.values())
 
 

@@ -3,15 +3,17 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from covering import every_three, short_and_long
 from kinds_of_families import OBJECTIVES, TRAINED_WITH
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
+from tables_of_tests import Table
 
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights
@@ -21,6 +23,7 @@ Pool = Callable[[int], RankPool]
 Prepared = Callable[[str], Path]
 
 STEPS = 6
+OPTIMIZERS = ("adamw", "lamb", "muon")
 SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
@@ -31,14 +34,6 @@ CLOSE = 2e-5
 @pytest.fixture(scope="module")
 def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path) -> Prepared:
     return lambda objective: {"clm": gpt2_data, "translation": pairs_data}.get(objective, bert_data)
-
-
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
-    """Lines that are shown after the tests of this module, under `pytest -s`."""
-    lines: list[str] = []
-    yield lines
-    print("\n" + "\n".join(lines))
 
 
 def recipe(objective: str, **changes: Any) -> dict[str, Any]:
@@ -87,37 +82,31 @@ def same_files(one: Path, other: Path) -> bool:
     return len(ours) == len(theirs) and all(a.read_bytes() == b.read_bytes() for a, b in zip(ours, theirs, strict=True))
 
 
+SAME_SHORT = [
+    (objective, 2, stage, OPTIMIZERS[(stage + number) % 3], "bf16" if (objective, stage) == ("clm", 2) else "fp32")
+    for number, objective in enumerate(OBJECTIVES)
+    for stage in (0, 1, 2, 3)
+]
+"""For each objective each stage, with one of the optimizers; one of them in bf16."""
 SAME = [
     (objective, ranks, stage, optimizer, precision)
     for objective in OBJECTIVES
     for ranks in (1, 2)
     for stage in (0, 1, 2, 3)
-    for optimizer in ("adamw", "lamb")
+    for optimizer in OPTIMIZERS
     for precision in ("fp32", "bf16", "fp16")
     if precision == "fp32" or stage > 0
 ]
 
 
-def in_short(parts: tuple[Any, ...]) -> bool:
-    """Two ranks in each stage, for each objective with one of the optimizers; stage 2 in bf16 for one objective."""
-    objective, ranks, stage, optimizer, precision = parts
-    wanted = ("adamw", "lamb")[(stage + OBJECTIVES.index(objective)) % 2]
-    in_bf16 = stage == 2 and objective == "clm"
-    return ranks == 2 and optimizer == wanted and precision == ("bf16" if in_bf16 else "fp32")
-
-
 @pytest.mark.parametrize(
-    ("objective", "ranks", "stage", "optimizer", "precision"),
-    [
-        pytest.param(*parts, marks=[] if in_short(parts) else [pytest.mark.long], id="-".join(map(str, parts)))
-        for parts in SAME
-    ],
+    ("objective", "ranks", "stage", "optimizer", "precision"), short_and_long(SAME_SHORT, every_three(SAME))
 )
 def test_the_same_ranks_resume_bit_for_bit(
     pool: Pool,
     prepared: Prepared,
     tmp_path: Path,
-    table: list[str],
+    table: Table,
     objective: str,
     ranks: int,
     stage: int,
@@ -141,14 +130,23 @@ def test_the_same_ranks_resume_bit_for_bit(
     equal = equal and same_files(step_of(resumed, STEPS), step_of(whole, STEPS))
     here, there = (read_checkpoint_manifest(str(step_of(run, STEPS))) for run in (resumed, whole))
     equal = equal and (here.updates, here.counters) == (there.updates, there.counters)
-    what = f"{objective:8} {ranks} ranks  stage {stage}  {optimizer:5}  {precision}"
-    table.append(f"{what}  from step {k} of {STEPS}: {'bit-identical' if equal else 'DIFFERENT'}")
+    what = f"{objective:11} {ranks} ranks  stage {stage}  {optimizer:5}  {precision}"
+    table(f"{what}  from step {k} of {STEPS}: {'bit-identical' if equal else 'DIFFERENT'}")
     assert min(ours) == k + 1 and equal
 
 
-CROSS = [(ranks, *place) for ranks in (1, 2, 4) for place in PLACES]
-CROSS_SHORT = {(1, 0, "none"), (1, 3, "optimizer+weights"), (2, 2, "optimizer"), (2, 3, "none"), (4, 1, "none")}
-CROSS_SHORT |= {(4, 3, "optimizer")}
+CROSS = [
+    (optimizer, written, ranks, *place)
+    for written in ((2, 1), (4, 3), (1, 0), (2, 2))
+    for optimizer in OPTIMIZERS
+    for ranks in (1, 2, 4)
+    for place in PLACES
+]
+CROSS_SHORT = [
+    *(("adamw", (2, 1), *place) for place in ((1, 3, "optimizer+weights"), (2, 2, "optimizer"), (4, 1, "none"))),
+    *(("lamb", (2, 1), *place) for place in ((1, 0, "none"), (2, 3, "none"), (4, 3, "optimizer"))),
+    *(("muon", (2, 1), *place) for place in ((1, 2, "none"), (2, 3, "optimizer"), (4, 1, "none"), (4, 3, "none"))),
+]
 
 
 @pytest.fixture(scope="module")
@@ -173,21 +171,15 @@ def wholes(pool: Pool, prepared: Prepared, tmp_path_factory: pytest.TempPathFact
     return whole
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize(
-    ("written", "ranks", "stage", "offload"),
-    [
-        pytest.param(written, *parts, marks=[] if written == (2, 1) and parts in CROSS_SHORT else [pytest.mark.long])
-        for written in ((2, 1), (4, 3), (1, 0), (2, 2))
-        for parts in CROSS
-    ],
+    ("optimizer", "written", "ranks", "stage", "offload"), short_and_long(CROSS_SHORT, every_three(CROSS))
 )
 def test_any_other_ranks_stage_and_offload_resume_within_rounding(
     pool: Pool,
     prepared: Prepared,
     wholes: Callable[[str, int, int], Path],
     tmp_path: Path,
-    table: list[str],
+    table: Table,
     optimizer: str,
     written: tuple[int, int],
     ranks: int,
@@ -215,7 +207,7 @@ def test_any_other_ranks_stage_and_offload_resume_within_rounding(
     moved = load_weights(str(step_of(whole, k)))
     assert max(float((moved[name] - there[name]).abs().max()) for name in compared) > 1e-3
     where = f"{optimizer:5} written by {written[0]} ranks in stage {written[1]}, read by {ranks} in stage {stage}"
-    table.append(f"{where}, offload {offload:17}: losses {of_losses:.1e} (relative), weights {of_weights:.1e}")
+    table(f"{where}, offload {offload:17}: losses {of_losses:.1e} (relative), weights {of_weights:.1e}")
     assert min(ours) == k + 1 and of_losses < CLOSE
 
 
@@ -225,7 +217,7 @@ def test_ranks_micro_batches_and_stages_do_not_change_the_losses(
     prepared: Prepared,
     wholes: Callable[[str, int, int], Path],
     tmp_path: Path,
-    table: list[str],
+    table: Table,
     ranks: int,
     stage: int,
     micro_batch: int,
@@ -236,7 +228,7 @@ def test_ranks_micro_batches_and_stages_do_not_change_the_losses(
     assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
     ours, theirs = losses(run_dir), losses(wholes("lamb", 2, 1))
     furthest = max(abs(ours[step] - theirs[step]) / theirs[step] for step in range(1, STEPS + 1))
-    table.append(f"{ranks} ranks, stage {stage}, micro-batch {micro_batch}: losses {furthest:.1e} (relative)")
+    table(f"{ranks} ranks, stage {stage}, micro-batch {micro_batch}: losses {furthest:.1e} (relative)")
     assert furthest < CLOSE
 
 
@@ -282,7 +274,7 @@ TRANSLATING = {
 
 @pytest.mark.parametrize("name", TRANSLATING)
 def test_in_every_stage_a_model_that_translates_is_the_unsharded_one(
-    pool: Pool, prepared: Prepared, tmp_path: Path, table: list[str], name: str
+    pool: Pool, prepared: Prepared, tmp_path: Path, table: Table, name: str
 ) -> None:
     """How often the recurrent ones read their weights differs between the ranks, whose pairs have other lengths."""
     model = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **TRANSLATING[name]}
@@ -293,7 +285,7 @@ def test_in_every_stage_a_model_that_translates_is_the_unsharded_one(
         assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
         found[stage] = losses(run_dir)
         furthest = max(abs(found[stage][step] - found[0][step]) / found[0][step] for step in range(1, STEPS + 1))
-        table.append(f"{name:11} stage {stage} on {ranks} ranks beside the unsharded model: {furthest:.1e} (relative)")
+        table(f"{name:11} stage {stage} on {ranks} ranks beside the unsharded model: {furthest:.1e} (relative)")
         assert furthest < CLOSE
     k = 2
     resumed = begin(tmp_path / "resumed", prepared("translation"), content, step_of(run_dir, k))

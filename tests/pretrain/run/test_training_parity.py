@@ -1,7 +1,7 @@
 """Fifty steps of training here and in a plain loop over transformers' model: one loss curve."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from huggingface import CLASSES, save
 from kinds_of_families import AT_HUGGING_FACE
 from rank_jobs import train_on_batches
 from rank_pool import RankPool
+from tables_of_tests import Table
 from torch import Tensor
 
 from multihop.data_prep.dataset.shards import open_dataset
@@ -49,16 +50,6 @@ def settings_of(family: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def data(bert_data: Path, gpt2_data: Path) -> Data:
     return lambda family: gpt2_data if AT_HUGGING_FACE[family].causal else bert_data
-
-
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[tuple[str, str, float, float, float]]]:
-    """What was measured; printed by -s."""
-    rows: list[tuple[str, str, float, float, float]] = []
-    yield rows
-    print(f"\n{'family':8} {'ours':8} first loss  last loss  largest relative deviation")
-    for family, which, first, last, deviation in rows:
-        print(f"{family:8} {which:8} {first:10.4f} {last:10.4f}  {deviation:.1e}")
 
 
 def batches_of(config: TrainingConfig, folder: Path, indexes: Path) -> list[Batch]:
@@ -181,21 +172,27 @@ def deviation(one: list[float], other: list[float]) -> float:
     return float(np.max(np.abs(np.array(one) / np.array(other) - 1)))
 
 
+def compared(family: str, here: list[float], there: list[float]) -> str:
+    return (
+        f"{family}: loss {here[0]:.4f} to {here[-1]:.4f}, at most {deviation(here, there):.1e} from theirs (relative)"
+    )
+
+
 @pytest.mark.parametrize("family", AT_HUGGING_FACE)
-def test_the_loss_curve_is_theirs(family: str, data: Data, tmp_path: Path, table: list[Any]) -> None:
+def test_the_loss_curve_is_theirs(family: str, data: Data, tmp_path: Path, table: Table) -> None:
     config = TrainingConfig.model_validate(settings_of(family))
     tokenizer = open_dataset(data(family)).manifest.tokenizer
     batches = batches_of(config, data(family), tmp_path / "indexes")
     here = ours(config, tokenizer.vocab_size, batches)
     there = theirs(config, tokenizer.vocab_size, tokenizer.special_ids, batches, tmp_path)
-    table.append((family, "loop", here[0], here[-1], deviation(here, there)))
+    table(compared(family, here, there))
     assert here[-1] < 0.95 * here[0]  # it learned: more was compared than first losses
     assert deviation(here, there) < BOUND
 
 
 @pytest.mark.ranks
 def test_the_engines_loss_curve_is_theirs(
-    data: Data, tmp_path: Path, table: list[Any], pool: Callable[[int], RankPool]
+    data: Data, tmp_path: Path, table: Table, pool: Callable[[int], RankPool]
 ) -> None:
     config = TrainingConfig.model_validate(settings_of("bert"))
     tokenizer = open_dataset(data("bert")).manifest.tokenizer
@@ -204,7 +201,7 @@ def test_the_engines_loss_curve_is_theirs(
     weights = {name: parameter.detach().numpy() for name, parameter in first.named_parameters()}
     (here,) = pool(1).run(train_on_batches, settings_of("bert"), tokenizer.vocab_size, weights, batches)
     there = theirs(config, tokenizer.vocab_size, tokenizer.special_ids, batches, tmp_path)
-    table.append(("bert", "engine", here[0], here[-1], deviation(here, there)))
+    table(compared("bert", here, there))
     assert deviation(here, there) < BOUND
 
 
@@ -221,12 +218,12 @@ def test_the_engines_loss_curve_is_theirs(
     ],
 )
 def test_a_loop_that_is_a_little_wrong_would_be_noticed(
-    family: str, wrong: dict[str, Any], data: Data, tmp_path: Path, table: list[Any]
+    family: str, wrong: dict[str, Any], data: Data, tmp_path: Path, table: Table
 ) -> None:
     config = TrainingConfig.model_validate(settings_of(family))
     tokenizer = open_dataset(data(family)).manifest.tokenizer
     batches = batches_of(config, data(family), tmp_path / "indexes")
     here = ours(config, tokenizer.vocab_size, batches)
     there = theirs(config, tokenizer.vocab_size, tokenizer.special_ids, batches, tmp_path, **wrong)
-    table.append((family, next(iter(wrong)), here[0], here[-1], deviation(here, there)))
+    table(f"{compared(family, here, there)} with another {next(iter(wrong))}")
     assert deviation(here, there) > BOUND
