@@ -1,6 +1,13 @@
 """Groups of tests that share a process when several processes run them (`pytest -n 2 --dist loadgroup`)."""
 
+import os
+
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of OpenMP wait for each other in loops: two processes of two threads on two cores took eight times as long
+    # as two of one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -8,7 +15,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Those that use the groups of training processes run in one, as starting these processes takes long; those with
     hosts of their own in another, as they watch what a machine's loss does to times. Both take longest, so that they
     begin first. Of the others, those of a file."""
-    if config.getoption("dist", "no") != "loadgroup":
+    if not config.getoption("loadgroup", False):  # which xdist sets in the processes that run tests
         return
     first = ("ranks", "hosts")
     items.sort(key=lambda item: first.index(_group(item)) if _group(item) in first else len(first))

@@ -1,5 +1,6 @@
 """Figures that tests measure, shown after all of them have ended: with `-m long` or `-v`, in however many processes."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -22,7 +23,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
             if report.when == "call":
-                named = lines.setdefault(report.nodeid.partition("[")[0], [])
+                named = lines.setdefault(re.split(r"\[|@", report.nodeid)[0], [])
                 named += [str(line) for name, line in report.user_properties if name == _LINE]
     for name, found in sorted(lines.items()):
         if found:
