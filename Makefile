@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 # In two processes: much of the time of many tests is waiting for Ray and for processes that start.
-PYTEST := $(BIN)/pytest -v --durations=60 --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 VADER := vaderSentiment==3.3.2
 
 .PHONY: demo bert test test-long lint docs clean

@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("loadgroup", False):
+        ungrouped = [item.nodeid for item in session.items if not item.nodeid.endswith(f"@{_group(item)}")]
+        assert not ungrouped, f"pytest-xdist does not group {ungrouped[0]}: does it know this version of pytest?"
+
+
 def _group(item: pytest.Item) -> str:
     if "pool" in getattr(item, "fixturenames", []):
         return "ranks"
