@@ -356,7 +356,11 @@ class TokenizerConfig(Section):
 
     path: Annotated[str | None, DATA | COMPATIBILITY] = None
     """An existing tokenizer: a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and
-    merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase` may be set then."""
+    merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase` and `add_words` may be
+    set then, and with the latter `sample_mb`."""
+    add_words: Annotated[int, DATA | COMPATIBILITY] = Field(default=0, ge=0, le=10**6, exclude_if=lambda n: n == 0)
+    """Number of words of the sample that are added to the existing tokenizer, as its last tokens: those on which it
+    spends the most tokens."""
     lowercase: Annotated[bool, DATA | COMPATIBILITY] = True
     """Lower-case text and strip accents, as BERT-uncased does; only for a vocab.txt."""
     kind: Annotated[Literal["unigram", "bpe"], DATA | COMPATIBILITY] = "unigram"
@@ -370,7 +374,7 @@ class TokenizerConfig(Section):
     byte_fallback: Annotated[bool, DATA | COMPATIBILITY] = False
     """Encode a character without a token as its UTF-8 bytes, which take 256 tokens of the vocabulary, not as <unk>."""
     sample_mb: Annotated[float, DATA | COMPATIBILITY] = Field(default=100.0, gt=0)
-    """Megabytes of text to train on: the documents with the smallest hashes."""
+    """Megabytes of text to train on, or to take `add_words` from: the documents with the smallest hashes."""
     threads: Annotated[int, DATA | COMPATIBILITY] = Field(default=2, ge=1, le=128)
     """Training threads. Part of the recipe because unigram scores change with their number."""
 
@@ -379,20 +383,36 @@ class TokenizerConfig(Section):
         fields = TokenizerConfig.model_fields
         changed = [name for name in fields if name != "path" and getattr(self, name) != fields[name].default]
         if self.path is None:
+            if self.add_words:
+                raise UserError(
+                    f"tokenizer.add_words={self.add_words} adds words to an existing tokenizer; give it as "
+                    "tokenizer.path, or raise tokenizer.vocab_size instead"
+                )
             if not self.lowercase:
                 raise UserError("tokenizer.lowercase=false is for an existing vocab.txt; give it as tokenizer.path")
-        elif trained := [name for name in changed if name != "lowercase"]:
+        elif trained := [name for name in changed if name not in self._keys_of_existing]:
             raise UserError(
                 f"tokenizer.{trained[0]} is a setting of training, but tokenizer.path={self.path} is already trained; "
                 "remove one of them"
             )
         return self
 
+    @property
+    def is_from_sample(self) -> bool:
+        """True if the tokenizer depends on the text: it is trained, or words are added."""
+        return self.path is None or self.add_words > 0
+
+    @property
+    def _keys_of_existing(self) -> set[str]:
+        return {"lowercase", "add_words", *(["sample_mb"] if self.add_words else [])}
+
 
 def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
     """Raise UserError where the tokenizer's settings do not suit the sources' pairs or documents."""
     if tok.separate and not data.holds_pairs:
         raise UserError("tokenizer.separate=true is for pairs, but data.sources have documents; remove it")
+    if tok.add_words and data.holds_pairs:
+        raise UserError(f"tokenizer.add_words={tok.add_words} is for documents, but data.sources have pairs; remove it")
     if data.holds_pairs and tok.path is None and tok.special_tokens != "t5":
         raise UserError(
             f"tokenizer.special_tokens={tok.special_tokens} lacks tokens that pairs need; set "

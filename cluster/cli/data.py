@@ -140,14 +140,15 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
             f"about {decimal(source.text_bytes)} of text in {source.documents:,} {what}"
         )
     print(f"splits    {estimate.splits:,}, {estimate.splits_read:,} already read")
-    if estimate.sample_bytes:
+    if recipe.tokenizer.path is not None:
+        added = f", and {recipe.tokenizer.add_words:,} words of {decimal(estimate.sample_bytes)} of text"
+        print(f"tokenizer {safe_text(recipe.tokenizer.path)}{added if recipe.tokenizer.add_words else ''}")
+    elif estimate.sample_bytes:
         trained = "one for each side, trained" if recipe.tokenizer.separate else "trained"
         print(
             f"tokenizer {trained} on {decimal(estimate.sample_bytes)} of text; needs about "
             f"{decimal(estimate.training_bytes)} of memory"
         )
-    else:
-        print(f"tokenizer {safe_text(str(recipe.tokenizer.path))}")
     print(
         f"disk      about {decimal(estimate.work_bytes)} in {work_of(store)}, which can be removed afterwards, and "
         f"{decimal(estimate.data_bytes)} for the data set"

@@ -22,7 +22,7 @@ from multihop.cluster.tracking.tracker import is_behind, open_run
 from multihop.common.errors import DONE, FAILED, STOPPED, UserError
 from multihop.common.json_lines import read_rows
 from multihop.data_prep.dataset.manifest import Manifest
-from multihop.data_prep.tokenizers.existing import check_objective
+from multihop.data_prep.tokenizers.existing import check_objective, check_same_tokenizer
 from multihop.eval.report.run_metrics import diagnosis
 from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
@@ -152,12 +152,34 @@ def _run_missing_stages(
     return DONE if not failed else FAILED
 
 
+def _check_tokenizer_of_parent(recipe: Recipe) -> None:
+    """Refuse a tokenizer that is not that of the Hugging Face model from which training starts.
+
+    That of a checkpoint is recorded in its manifest, and compared when it is loaded.
+
+    Raises:
+        UserError: It is another, or one is to be trained.
+    """
+    from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
+
+    source, tokenizer = recipe.model.init_from, recipe.tokenizer
+    if source is None or not is_huggingface(Path(source)):
+        return
+    if tokenizer.path is None:
+        raise UserError(
+            f"model.init_from={source} was trained with its own tokenizer, and this recipe trains one; set "
+            "tokenizer.path to a file of its tokenizer"
+        )
+    check_same_tokenizer(tokenizer.path, tokenizer.lowercase, Path(source), recipe.data.holds_pairs)
+
+
 def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, seconds: _Seconds) -> Manifest:
     """Return the data set of the run, verified, prepared or repaired; a link to it is put into the run's folder."""
     recipe = run.recipe
     if recipe.tokenizer.path is not None:
         tokenizer, objective = recipe.tokenizer, recipe.objective
         check_objective(recipe.tokenizer.path, tokenizer.lowercase, objective.name, objective.needs.special_tokens)
+    _check_tokenizer_of_parent(recipe)
     if run.data is None:
         with seconds.of("prep"), progress_line("prepare  ") as line:
             folder, data = get_or_prepare_dataset(

@@ -185,6 +185,6 @@ def _tokenizer_error(folder: Path, tokenizer: TokenizerInfo, pairs: bool) -> str
     path = folder / tokenizer.file
     with open_regular(path) as file:
         described = describe(file.read(), tokenizer.sha256, pairs)
-    if described.model_copy(update={"file": tokenizer.file}) == tokenizer:
+    if described.model_copy(update={"file": tokenizer.file, "added": tokenizer.added}) == tokenizer:
         return None
     return f"{folder / MANIFEST} does not describe the tokenizer in {path}; run `multihop prep` again"

@@ -89,7 +89,7 @@ def forecast(
     )
     entries = [work / "read" / f"{read_item(work, parts, data).key}.json" for parts in splits]
     text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
-    sample = 0 if tok.path is not None else int(min(tok.sample_mb * 1e6, text))
+    sample = 0 if not tok.is_from_sample else int(min(tok.sample_mb * 1e6, text))
     tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(tok.vocab_size) == "uint16" else 4)
     is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # then signed a second time
     near = 0 if data.near_duplicates is None else signature_bytes(data.near_duplicates) * documents * (1 + is_cut)

@@ -2,13 +2,15 @@
 
     sample          count held-out documents, find the smallest ids                       a split, hashes only
     draw            take the documents with these ids                                     a split
-    tokenizer       train SentencePiece on them, or convert an existing tokenizer         once, or each side of pairs
+    tokenizer       train SentencePiece on them, or convert an existing tokenizer and     once, or each side of pairs
+                    add words of them
     unknown tokens  of pairs, count unknown tokens in the sample                          a split
 
 The sample consists of the documents with the smallest hashes. A document's hash does not depend on order or workers, so
 the sample is uniform over the corpus and deterministic.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,9 @@ from multihop.data_prep.rules.sentences import split_sentences
 from multihop.data_prep.stages.documents import SCHEMA, Selection, heldout_mask, read_hashes, read_rows
 from multihop.data_prep.stages.outputs import Output, read_batches, stage_key, write_batches, write_once
 from multihop.data_prep.stages.runner import StageRunner
+from multihop.data_prep.tokenizers.add_words import add_words
 from multihop.data_prep.tokenizers.existing import import_tokenizer
-from multihop.data_prep.tokenizers.info import TARGET_TOKENIZER, TokenizerInfo
+from multihop.data_prep.tokenizers.info import TARGET_TOKENIZER, AddedTokens, TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import describe, load
 from multihop.data_prep.tokenizers.training import train
 
@@ -75,7 +78,8 @@ class DrawSample:
 
 @dataclass(frozen=True)
 class TrainTokenizer:
-    """Train on the documents in `samples`, outputs of `draw_sample`, or convert the tokenizer at `config.path`."""
+    """Train on the documents in `samples`, outputs of `draw_sample`, or convert the tokenizer at `config.path` and add
+    words of them."""
 
     key: str
     folder: str
@@ -157,8 +161,8 @@ def make_tokenizers(
         UserError: the vocabulary does not suit the text, or an existing tokenizer cannot be used.
     """
     checked_id = largest_id(candidates, CHECKED_BYTES)
-    drawn_id = largest_id(candidates, _sample_bytes(tok)) if tok.path is None else checked_id
-    to_draw = selections if tok.path is None or data.holds_pairs else []
+    drawn_id = largest_id(candidates, _sample_bytes(tok)) if tok.is_from_sample else checked_id
+    to_draw = selections if tok.is_from_sample or data.holds_pairs else []
     samples = runner.outputs(
         "draw", draw_sample, [_draw_item(work, selection, drawn_id, data) for selection in to_draw]
     )
@@ -170,6 +174,8 @@ def make_tokenizers(
     infos = [
         describe(content, output.sha256, data.holds_pairs) for content, output in zip(contents, outputs, strict=True)
     ]
+    if tok.add_words:
+        infos[0] = infos[0].model_copy(update={"added": AddedTokens.model_validate(outputs[0].metadata)})
     infos[1:] = [info.model_copy(update={"file": TARGET_TOKENIZER}) for info in infos[1:]]
     if data.holds_pairs:
         models = (outputs[0].path, outputs[-1].path)
@@ -229,10 +235,10 @@ def largest_id(candidates: Candidates, sample_bytes: int) -> int:
 
 
 def train_tokenizer(item: TrainTokenizer) -> Output:
-    """Write the tokenizer, trained or converted, to FOLDER/KEY.model.
+    """Write the tokenizer, trained, converted or with added words, to FOLDER/KEY.model.
 
     Raises:
-        UserError: as `train` and `import_tokenizer`.
+        UserError: as `train`, `import_tokenizer` and `add_words`.
     """
 
     def sentences() -> Iterator[str]:
@@ -245,11 +251,21 @@ def train_tokenizer(item: TrainTokenizer) -> Output:
 
     def write(path: Path) -> dict[str, Any]:
         config = item.config
-        if config.path is not None:
-            path.write_bytes(import_tokenizer(config.path, config.lowercase, item.pairs))
-        else:
+        if config.path is None:
             path.write_bytes(train(sentences(), config, item.sample_bytes))
-        return {}
+            return {}
+        content = import_tokenizer(config.path, config.lowercase, item.pairs)
+        if not config.add_words:
+            path.write_bytes(content)
+            return {}
+        extended = add_words(content, (text for text, _ in read_sample(item.samples)), config.add_words)
+        path.write_bytes(extended.content)
+        return {
+            "base_sha256": hashlib.sha256(content).hexdigest(),
+            "parts": extended.parts,
+            "tokens_before": extended.tokens_before,
+            "tokens_after": extended.tokens_after,
+        }
 
     folder = Path(item.folder)
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.model", write)
@@ -320,8 +336,12 @@ def _tokenizer_items(work: Path, samples: list[Output], data: DataConfig, tok: T
     folder, paths, pairs = str(work / "tokenizer"), tuple(output.path for output in samples), data.holds_pairs
     languages = tuple(source.language for source in data.sources)
     if tok.path is not None:
-        key = stage_key("tokenizer", [], existing_tokenizer_sha256(data, tok))
-        return [TrainTokenizer(key, folder, (), 0, languages, tok, pairs)]
+        existing = existing_tokenizer_sha256(data, tok)
+        if not tok.add_words:
+            return [TrainTokenizer(stage_key("tokenizer", [], existing), folder, (), 0, languages, tok, pairs)]
+        chosen_by = [[output.sha256 for output in samples], tok.add_words]
+        key = stage_key("tokenizer", ["sentencepiece", "tokenizers"], existing, *chosen_by)
+        return [TrainTokenizer(key, folder, paths, 0, languages, tok)]
     depends_on = ["rounded scores", [output.sha256 for output in samples], languages, tok.model_dump()]
     sample_bytes = sum(output.metadata["bytes"] for output in samples)
     sides: tuple[Side | None, ...] = ("source", "target") if tok.separate else (None,)

@@ -94,8 +94,8 @@ class ByteBPE:
         """The bytes of each token; the content of an added token is plain text."""
         return [
             token.encode()
-            if i in self._added or not _BYTES.keys() >= set(token)
-            else bytes(_BYTES[letter] for letter in token)
+            if i in self._added or not BYTES.keys() >= set(token)
+            else bytes(BYTES[letter] for letter in token)
             for i, token in enumerate(self._tokens)
         ]
 
@@ -108,7 +108,7 @@ def _byte_letters() -> list[str]:
 
 
 LETTERS = _byte_letters()
-_BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}
+BYTES = {letter: byte for byte, letter in enumerate(LETTERS)}
 
 
 class _AddedTokenGuard:

@@ -5,18 +5,25 @@ which holds everything that decides the tokens.
 """
 
 import json
+import logging
 from collections.abc import Set
 from io import TextIOWrapper
 from pathlib import Path
 
 from multihop.common.errors import UserError
-from multihop.common.files import open_regular
-from multihop.data_prep.tokenizers.tokenizer import describe
+from multihop.common.files import open_regular, read_json_object
+from multihop.data_prep.tokenizers.export import EXPORTED_MODEL
+from multihop.data_prep.tokenizers.tokenizer import describe, parse
 from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 
 _FORMATS = (
     "a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and merges.txt, or a tokenizer.json"
 )
+HUGGINGFACE_FILES = (EXPORTED_MODEL, "tokenizer.json", "spiece.model", "vocab.txt", "vocab.json")
+"""Files of a tokenizer in a Hugging Face model's directory; the first one that exists is used."""
+_PROBE = "The QUICK brown fox, naïve cafés; 3.14 (x_1)"
+"""A text that two tokenizers of the same tokens encode differently if only one lower-cases, for example."""
+log = logging.getLogger("multihop")
 
 
 def import_tokenizer(path: str | Path, lowercase: bool = True, pairs: bool = False) -> bytes:
@@ -40,6 +47,80 @@ def import_tokenizer(path: str | Path, lowercase: bool = True, pairs: bool = Fal
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"tokenizer.path={path} cannot be used: {error}") from None
     return content
+
+
+def find_huggingface_tokenizer(folder: Path) -> Path | None:
+    """Return the file of the tokenizer of a Hugging Face model; None if there is none.
+
+    Raises:
+        UserError: it is of a model that changes texts before the tokenizer sees them.
+    """
+    tokenizer = next((folder / name for name in HUGGINGFACE_FILES if (folder / name).exists()), None)
+    if tokenizer is not None and tokenizer.name == "spiece.model" and lowercases(tokenizer):
+        raise UserError(
+            f"{folder}: spiece.model is of a model that lower-cases texts and removes accents before "
+            "SentencePiece sees them (do_lower_case), which is not supported; use a cased model"
+        )
+    return tokenizer
+
+
+def lowercases(tokenizer: Path) -> bool:
+    """Return whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says
+    no."""
+    config = tokenizer.with_name("tokenizer_config.json")
+    return not config.exists() or bool(
+        read_json_object(config, advice="copy the model again").get("do_lower_case", True)
+    )
+
+
+def import_huggingface_tokenizer(path: Path, pairs: bool = False) -> bytes:
+    """Return the bytes of `import_tokenizer` for a file of a Hugging Face model's directory.
+
+    Raises:
+        UserError: As for `import_tokenizer`.
+    """
+    return import_tokenizer(path, path.suffix != ".txt" or lowercases(path), pairs)
+
+
+def check_same_tokenizer(path: str | Path, lowercase: bool, model: Path, pairs: bool = False) -> None:
+    """Refuse a tokenizer that is not that of a Hugging Face model, whose weights are for the model's own ids.
+
+    A model without a tokenizer, or with one of a kind that is not read, is not checked.
+
+    Args:
+        path, lowercase, pairs: as in `import_tokenizer`.
+        model: the model's directory.
+
+    Raises:
+        UserError: the tokenizers differ.
+    """
+    ours = parse(import_tokenizer(path, lowercase, pairs))
+    try:
+        of_model = find_huggingface_tokenizer(model)
+        theirs = None if of_model is None else parse(import_huggingface_tokenizer(of_model, pairs))
+    except UserError as error:
+        log.info("the tokenizer of %s is not compared with tokenizer.path: %s", model, error)
+        return
+    if theirs is None:
+        return
+    begin = f"tokenizer.path={path} is not the tokenizer of model.init_from={model}: "
+    instead = f"the same ids would mean other tokens; set tokenizer.path={of_model}"
+    if theirs.vocab_size != ours.vocab_size:
+        raise UserError(
+            f"{begin}it has {ours.vocab_size:,} tokens, and that one {theirs.vocab_size:,}; {instead}, and "
+            "tokenizer.add_words for words of your texts"
+        )
+    for i in range(ours.vocab_size):
+        if theirs.id_to_token(i) != ours.id_to_token(i):
+            raise UserError(
+                f"{begin}token {i} is {ours.id_to_token(i)!r}, and in that one {theirs.id_to_token(i)!r}; {instead}"
+            )
+    if theirs.encode([_PROBE])[0].tolist() != ours.encode([_PROBE])[0].tolist():
+        raise UserError(
+            f"{begin}it has the same tokens but encodes {_PROBE!r} otherwise, for example because only one of the two "
+            f"lower-cases; set tokenizer.path={of_model}, and tokenizer.lowercase as do_lower_case in "
+            "tokenizer_config.json"
+        )
 
 
 def has_matched_tokens(content: bytes) -> bool:

@@ -14,6 +14,18 @@ TARGET_TOKENIZER = "target_tokenizer.model"
 TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
 
 
+class AddedTokens(Record):
+    """Describes the last tokens of a vocabulary, which were added to an existing one; see `add_words`."""
+
+    base_sha256: str
+    """SHA-256 of the existing tokenizer, as it was imported."""
+    parts: list[list[Count]]
+    """For each added token the ids of the tokens that stood for it in the existing vocabulary."""
+    tokens_before: Count
+    """Tokens of the sample in the existing vocabulary, without words that are unknown to it."""
+    tokens_after: Count
+
+
 class TokenizerInfo(Record):
     """Describes a tokenizer, so that training need not load it."""
 
@@ -30,12 +42,23 @@ class TokenizerInfo(Record):
     """One bit per token in hex, the first token in the highest bit, padded with zeros to whole bytes; set for tokens
     that begin a word."""
 
+    added: AddedTokens | None = Field(default=None, exclude_if=lambda added: added is None)
+    """The tokens that were added to an existing vocabulary; None: none were."""
+
+    @property
+    def base_vocab_size(self) -> int:
+        """Size of the vocabulary without added tokens."""
+        return self.vocab_size - (len(self.added.parts) if self.added else 0)
+
     @model_validator(mode="after")
     def _agree_on_the_vocabulary(self) -> Self:
         if len(self.word_start) != 2 * -(-self.vocab_size // 8):
             raise UserError(f"word_start has {len(self.word_start)} digits, which does not fit vocab_size")
         if any(number >= self.vocab_size for number in self.special_ids.values()):
             raise UserError("an id of special_ids is >= vocab_size")
+        parts = self.added.parts if self.added else []
+        if not all(each and max(each) < self.base_vocab_size for each in parts):
+            raise UserError("an added token has no part in the vocabulary without added tokens")
         return self
 
 

@@ -134,9 +134,15 @@ def _weights(evaluated: ModelUnderTest) -> "dict[str, torch.Tensor]":
 
 
 def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
+    from multihop.data_prep.dataset.manifest import read_data_manifest
+    from multihop.eval.model.load_model import with_added_tokens
     from multihop.pretrain.models.build import build_model, init_weights
 
     model = build_model(examples.after.model, examples.after.vocab_size)
     init_weights(model, examples.seed)
     weights = dict(model.state_dict())
-    return weights if examples.before is None else {**weights, **_weights(examples.before)}
+    if examples.before is None:
+        return weights
+    data = examples.after.data_path
+    tokenizer = None if data is None else read_data_manifest(data).tokenizer
+    return {**weights, **with_added_tokens(_weights(examples.before), model, tokenizer)}

@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 
 from multihop.common.errors import UserError
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+from multihop.pretrain.checkpoint.added_tokens import add_rows, extended_parameters
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
@@ -22,6 +24,7 @@ def load_model(
     checkpoint: tuple[str, str] | None,
     step: int | None,
     seed: int,
+    tokenizer: TokenizerInfo | None = None,
 ) -> Model:
     """Load a model on the CPU.
 
@@ -30,6 +33,8 @@ def load_model(
         checkpoint: location and content hash of the weights; None: random weights.
         step: step of the checkpoint; None: the location is a Hugging Face model.
         seed: keys random weights, and those of a head that a Hugging Face model lacks.
+        tokenizer: of a run whose vocabulary has added tokens, which the weights at its beginning do not have; None: it
+            has none.
 
     Raises:
         UserError: a file is missing or damaged, or the content hash is another.
@@ -40,15 +45,29 @@ def load_model(
         return model
     if step is not None:
         with CheckpointReader(checkpoint[0], _verify(*checkpoint)) as reader:
-            model.load_state_dict(dict(reader.weights()))
+            model.load_state_dict(with_added_tokens(dict(reader.weights()), model, tokenizer))
         return model
-    weights = _huggingface_weights(*checkpoint)
+    weights = with_added_tokens(_huggingface_weights(*checkpoint), model, tokenizer)
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.data.copy_(weights[name])
         else:  # a head that the files lack
             init_parameter(model, name, parameter, seed)
     return model
+
+
+def with_added_tokens(
+    weights: dict[str, torch.Tensor], model: Model, tokenizer: TokenizerInfo | None
+) -> dict[str, torch.Tensor]:
+    """Return the weights with rows for the added tokens, where they lack them."""
+    if tokenizer is None:
+        return weights
+    stored, expected = (
+        {name: list(each.shape) for name, each in parameters}
+        for parameters in (weights.items(), model.named_parameters())
+    )
+    rows = {name: add_rows(weights[name], tokenizer) for name in extended_parameters(stored, expected, tokenizer)}
+    return {**weights, **rows}
 
 
 def device() -> torch.device:

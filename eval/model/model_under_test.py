@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 from multihop.data_prep.dataset.manifest import Manifest
-from multihop.data_prep.tokenizers.export import EXPORTED_MODEL
+from multihop.data_prep.tokenizers.existing import (
+    HUGGINGFACE_FILES,
+    find_huggingface_tokenizer,
+    import_huggingface_tokenizer,
+)
 from multihop.pretrain.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from multihop.data_prep.tokenizers.info import TokenizerInfo
     from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-
-_TOKENIZER_FILES = (
-    EXPORTED_MODEL,
-    "tokenizer.json",
-    "spiece.model",
-    "vocab.txt",
-    "vocab.json",
-)
 
 
 @dataclass(frozen=True)
@@ -79,16 +75,11 @@ def of_huggingface(folder: Path) -> ModelUnderTest:
 
     folder = folder.absolute()
     model, vocab_size, _ = read_model_config(folder)
-    tokenizer = next((folder / name for name in _TOKENIZER_FILES if (folder / name).exists()), None)
+    tokenizer = find_huggingface_tokenizer(folder)
     if tokenizer is None:
         raise UserError(
-            f"{folder} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}; copy the model "
+            f"{folder} has no tokenizer; expected one of {', '.join(HUGGINGFACE_FILES)}; copy the model "
             "with its tokenizer"
-        )
-    if tokenizer.name == "spiece.model" and _lowercases(tokenizer):
-        raise UserError(
-            f"{folder}: spiece.model is of a model that lower-cases texts and removes accents before "
-            "SentencePiece sees them (do_lower_case), which is not supported; use a cased model"
         )
     info = open_tokenizer(str(tokenizer))[1]
     if info.vocab_size > vocab_size:
@@ -148,19 +139,7 @@ def open_tokenizer(path: str, pairs: bool = False) -> "tuple[Tokenizer, Tokenize
     Raises:
         UserError: the file is not a tokenizer that we read.
     """
-    from multihop.data_prep.tokenizers.existing import import_tokenizer
     from multihop.data_prep.tokenizers.tokenizer import describe, parse
 
-    content = import_tokenizer(path, not path.endswith(".txt") or _lowercases(Path(path)), pairs)
+    content = import_huggingface_tokenizer(Path(path), pairs)
     return parse(content), describe(content, hashlib.sha256(content).hexdigest(), pairs)
-
-
-def _lowercases(tokenizer: Path) -> bool:
-    """Return whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says
-    no."""
-    from multihop.common.files import read_json_object
-
-    config = tokenizer.with_name("tokenizer_config.json")
-    return not config.exists() or bool(
-        read_json_object(config, advice="copy the model again").get("do_lower_case", True)
-    )

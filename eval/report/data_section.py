@@ -73,6 +73,9 @@ def _tokenizer_rows(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray 
         ("trained on", "these texts" if path is None else f"other texts: {path}"),
         ("SHA-256", info.sha256),
     ]
+    if info.added is not None:
+        saved = 1 - info.added.tokens_after / info.added.tokens_before
+        rows.append(("added words", f"{len(info.added.parts):,}, which save {saved:.1%} of the tokens of these texts"))
     total = manifest.totals.get("train")
     if total and total.tokens and manifest.target_tokenizer is None:
         rows.append(("bytes per token", f"{total.text_bytes / total.tokens:.2f}"))

@@ -9,6 +9,7 @@ from multihop.eval.report.compared_runs import ComparedRun
 from multihop.eval.statistics.difference import SIGNIFICANT, Difference, holm
 from multihop.eval.statistics.formatting import amount, sentence
 from multihop.eval.statistics.verdict import difference, missing_for_verdict
+from multihop.eval.tasks.running_text import PSEUDO
 
 METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
@@ -79,8 +80,14 @@ def _incomparable(one: Row, other: Row) -> str:
         return f"the metrics are {one['metric']} and {other['metric']}"
     if one["metric"] == "perplexity" and _units(one) != _units(other):
         return "the runs' tokenizers cut the text into different tokens"
+    if one["metric"] == "perplexity" and _is_pseudo(one) != _is_pseudo(other):
+        return "one is the pseudo-perplexity of a masked model"
     same = one["test_fingerprint"] == other["test_fingerprint"]
     return "" if same else "the runs have different test sets"
+
+
+def _is_pseudo(row: Row) -> bool:
+    return any(name.startswith(PSEUDO) for name in row["other_metrics"])
 
 
 def _units(row: Row) -> float | None:

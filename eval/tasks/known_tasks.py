@@ -110,7 +110,7 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
             reference=str(path.absolute()),
             is_trained=content.kind not in ("perplexity", "translation"),
             is_translation=content.kind == "translation",
-            needs_causal=content.kind == "perplexity",
+            needs_causal=False,
             read=partial(labeled_file.read_task, path, content),
         )
     if name not in _TASKS:

@@ -17,6 +17,9 @@ whitespace, and the end of each line, blank ones included. text: runs of charact
 UNIT_WORDS = 128
 """Words that are resampled as one: neighboring words are hard together, so single lines would seem too certain."""
 
+PSEUDO = "pseudo-"
+"""Prefix of the names of a masked model's metrics, which cannot be compared with a causal model's."""
+
 
 @dataclass(frozen=True)
 class Text:

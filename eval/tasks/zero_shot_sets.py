@@ -76,7 +76,7 @@ class ZeroShotSet:
 
 def _text(files: tuple[str, ...], convention: Convention, natural: bool, source: str) -> ZeroShotSet:
     read = partial(read_perplexity_text, convention=convention, detokenized=natural)
-    return ZeroShotSet(files, read, source, metric="perplexity", higher_is_better=False)
+    return ZeroShotSet(files, read, source, metric="perplexity", higher_is_better=False, causal_only=False)
 
 
 def _labeled(name: str, part: str) -> Callable[[Path], Any]:

@@ -2,6 +2,7 @@
 
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
+from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
@@ -58,4 +59,9 @@ def trial_model(trial: Trial) -> Model:
     if trial.checkpoint_dir is not None:
         assert trial.checkpoint_sha256 is not None
         checkpoint = trial.checkpoint_dir, trial.checkpoint_sha256
-    return load_model(config, trial.vocab_size, trial.source_vocab_size, checkpoint, trial.checkpoint_step, trial.seed)
+    tokenizer = None
+    if trial.init == "parent" and trial.data_path is not None:
+        tokenizer = read_data_manifest(trial.data_path).tokenizer  # its added tokens are new to the parent
+    return load_model(
+        config, trial.vocab_size, trial.source_vocab_size, checkpoint, trial.checkpoint_step, trial.seed, tokenizer
+    )

@@ -1,8 +1,10 @@
-"""The perplexity of a causal model on a text file (WikiText, the Penn Treebank, any other text) and on held-out text.
+"""The perplexity of a model on a text file (WikiText, the Penn Treebank, any other text) and on held-out text.
 
 Tokenizers differ in how many tokens they cut a text into. So the negative log-likelihood of the whole text is divided
 by the official number of words, whatever the model's tokens are, and by the bytes of the file (Radford et al. 2019,
-section 3.1).
+section 3.1). Of a masked model it is the pseudo-log-likelihood (Salazar et al. 2020), with the rest of a token's word
+masked too (Kauf and Ivanova 2023): a word of several tokens is then predicted from left to right, as in a causal model,
+and not from its own parts, which would favor vocabularies that cut more.
 """
 
 from collections.abc import Sequence
@@ -15,8 +17,9 @@ from numpy.typing import NDArray
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
-from multihop.eval.tasks.running_text import UNIT_WORDS, Text
-from multihop.eval.zero_shot.scoring import BATCH_TOKENS, ZeroShotResult, encode_each, predict, windows
+from multihop.eval.tasks.running_text import PSEUDO, UNIT_WORDS, Text
+from multihop.eval.zero_shot.scoring import BATCH_TOKENS, ZeroShotResult, encode_each, masked_windows, predict, windows
+from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.run.heldout import unigram_loss
 
@@ -47,15 +50,16 @@ def evaluate_perplexity(
     stride: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """Return the perplexity per word by the text's convention; other metrics per token and per byte, bits per byte,
-    counts.
+    """Return the perplexity per word by the text's convention, of a masked model the pseudo-perplexity; other metrics
+    per token and per byte, bits per byte, counts.
 
-    Each document is one sequence after an end token, read in overlapping windows.
+    For a causal model each document is one sequence after an end token, read in overlapping windows. A masked model
+    takes a forward pass for each token, over a window with that token in its middle.
 
     Args:
-        special_ids: special ids of the run's tokenizer, with end.
+        special_ids: special ids of the run's tokenizer, with end, or with cls, sep and mask.
         seq_len: tokens of a window, at most; the model's positions if these are fewer.
-        stride: tokens between the beginnings of two windows; None: half a window.
+        stride: tokens between the beginnings of two windows of a causal model; None: half a window.
 
     Returns:
         `statistics` has a row for about `UNIT_WORDS` words of a document: their negative log-likelihood in nats, and
@@ -70,14 +74,17 @@ def evaluate_perplexity(
     if not 1 <= stride <= seq_len:
         raise UserError(f"a stride of {stride} leaves out tokens of windows of {seq_len}; give 1 to {seq_len}")
     encoded = encode_each(tokenizer, text.blocks)
-    rest = iter(encoded)
-    documents = [
-        np.array([special_ids["end"], *chain.from_iterable(islice(rest, count))], np.int64) for count in text.documents
-    ]
+    causal, rest = FAMILIES[model.config.family].causal, iter(encoded)
+    documents = [np.array([*chain.from_iterable(islice(rest, count))], np.int64) for count in text.documents]
     if not any(encoded):
         raise UserError("the tokenizer has no token for anything in the text; evaluate on a text of its language")
     block_of = np.repeat(np.arange(len(encoded)), list(map(len, encoded)))
-    queries = chain.from_iterable(windows(ids, seq_len, stride) for ids in documents)
+    if causal:
+        end = np.array([special_ids["end"]], np.int64)
+        queries = chain.from_iterable(windows(np.concatenate([end, ids]), seq_len, stride) for ids in documents)
+    else:
+        starts = np.array([tokenizer.begins_word(i) for i in range(tokenizer.vocab_size)])
+        queries = chain.from_iterable(masked_windows(ids, starts[ids], special_ids, seq_len) for ids in documents)
     answers = predict(model, queries, batch_tokens)
     losses = -np.concatenate([each.log_probabilities for each in answers])
     of_blocks = np.stack([np.bincount(block_of, losses, len(encoded)), np.array(text.words, np.float64)], axis=1)
@@ -91,10 +98,11 @@ def evaluate_perplexity(
     is_plain = text.convention == "text"
     counted = "words" if is_plain else "words and line ends"
     read = "" if is_plain else f"{'de-tokenised' if text.detokenized else 'official'} text, "
+    kind = "" if causal else PSEUDO
     other_metrics = {
-        f"{read}perplexity per token": exp(total / len(losses)),
-        "perplexity per byte": exp(total / text.bytes),
-        "bits per byte": total / text.bytes / log(2),
+        f"{read}{kind}perplexity per token": exp(total / len(losses)),
+        f"{kind}perplexity per byte": exp(total / text.bytes),
+        f"{kind}bits per byte": total / text.bytes / log(2),
         counted: words,
         "tokens": float(len(losses)),
         "bytes": float(text.bytes),

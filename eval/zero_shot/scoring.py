@@ -259,6 +259,27 @@ def windows(tokens: Ids, seq_len: int, stride: int) -> Iterator[Query]:
         start += stride
 
 
+def masked_windows(
+    tokens: Ids, starts: NDArray[np.bool_], special_ids: dict[str, int], seq_len: int
+) -> Iterator[Query]:
+    """Mask each token of a text in turn, with the rest of its word, in a window that has it in the middle.
+
+    Args:
+        tokens: int64 (T,), without [CLS] and [SEP], which are put around each window.
+        starts: bool (T,), whether each token begins a word.
+        seq_len: tokens of a window, [CLS] and [SEP] included; at least 3.
+    """
+    width = seq_len - 2
+    assert width >= 1
+    ends = np.flatnonzero(np.append(starts[1:], True)) + 1
+    end_of = ends[np.searchsorted(ends, np.arange(len(tokens)), side="right")] if len(tokens) else ends
+    for at in range(len(tokens)):
+        first = max(0, min(at - width // 2, len(tokens) - width))
+        ids = np.concatenate([[special_ids["cls"]], tokens[first : first + width], [special_ids["sep"]]])
+        ids[at - first + 1 : min(end_of[at], first + width) - first + 1] = special_ids["mask"]
+        yield Query(ids, np.array([at - first + 1]), tokens[at : at + 1])
+
+
 @dataclass(frozen=True)
 class ZeroShotResult:
     """A value, and the numbers per example that it is computed from."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
+from multihop.pretrain.checkpoint.added_tokens import Read, add_rows, extended_parameters, read_with_added_rows
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState, folder_of_step
@@ -76,9 +77,11 @@ def load_engine(
         if is_resumed:
             _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        _check_fits(saved, shapes, data.tokenizers_sha256, folder)
+        extended = [] if is_resumed else extended_parameters(saved.parameters, shapes, data.tokenizer)
+        _check_fits(saved, shapes, extended, data, folder)
         engine = Engine(config, model, ranks, micro_batch_size)
-        restore(engine, reader, with_state=is_resumed)
+        read = read_with_added_rows(reader.read, shapes, extended, data.tokenizer)
+        restore(engine, saved, read, with_state=is_resumed)
     log.info(
         "%s %s: this rank opened %d of its %d files and read %d bytes",
         "resumes from" if is_resumed else "starts with the weights of",
@@ -92,23 +95,24 @@ def load_engine(
     return LoadedEngine(engine, state, parent, reader.bytes_read, reader.files_opened)
 
 
-def restore(engine: Engine, reader: CheckpointReader, with_state: bool) -> None:
+def restore(engine: Engine, saved: CheckpointManifest, read: Read, with_state: bool) -> None:
     """Set an engine's weights from a checkpoint of any number of ranks and ZeRO stage. A collective call.
 
     Only the slices that this rank needs are read.
 
     Args:
+        read: Reads the checkpoint.
         with_state: Also set the optimizer's state.
     """
-    saved, slices = reader.manifest, engine.slices_to_restore(with_state)
+    slices = engine.slices_to_restore(with_state)
     with ThreadPoolExecutor(_PREFETCHED_SLICES, thread_name_prefix="restore") as threads:
-        ahead = deque(threads.submit(reader.read, *each) for each in slices[:_PREFETCHED_SLICES])
+        ahead = deque(threads.submit(read, *each) for each in slices[:_PREFETCHED_SLICES])
         remaining = iter(slices[_PREFETCHED_SLICES:])
 
         def values() -> Iterator[Tensor]:
             while ahead:
                 yield ahead.popleft().result()
-                ahead.extend(threads.submit(reader.read, *each) for each in islice(remaining, 1))
+                ahead.extend(threads.submit(read, *each) for each in islice(remaining, 1))
 
         engine.restore(values(), saved.updates if with_state else None, saved.counters)
 
@@ -131,13 +135,23 @@ def _load_huggingface(
     imported, vocab_size, weights = import_model(source)
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
     theirs = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
+    stored = {name: list(weight.shape) for name, weight in weights.items()}
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    if extended := extended_parameters(stored, shapes, data.tokenizer):
+        theirs["vocab_size"] = data.tokenizer.vocab_size
+    for name in extended:
+        weights[name] = add_rows(weights[name], data.tokenizer)
+    if all(list(weight.shape) == shapes.get(name) for name, weight in weights.items()):
+        positions = theirs.pop("max_positions")  # no weight depends on it: rotary positions, for example
+        if positions < config.model.max_positions:
+            log.info("%s has max_positions=%d: later positions are new to it", source, positions)
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
     ours = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
     if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
         raise UserError(
             f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same sizes in model, and "
-            "prepare the data with its tokenizer"
+            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same sizes in model, "
+            "tokenizer.path to its tokenizer, and tokenizer.add_words for words of your texts"
         )
     missing = [name for name, _ in model.named_parameters() if name not in weights]
     check_init_keys(config.model, missing)
@@ -184,24 +198,30 @@ def _parent_checkpoint(config: TrainingConfig, ranks: Ranks) -> str:
     return parent
 
 
-def _check_fits(saved: CheckpointManifest, shapes: dict[str, list[int]], tokenizer_sha256: str, location: str) -> None:
-    """Check that a checkpoint has these parameters, and was trained with this tokenizer.
+def _check_fits(
+    saved: CheckpointManifest, shapes: dict[str, list[int]], extended: list[str], data: Manifest, location: str
+) -> None:
+    """Check that a checkpoint has these parameters, and was trained with the data's tokenizer.
 
     Args:
         shapes: The model's parameters and their shapes.
+        extended: Those that get rows for added tokens; the checkpoint has the tokenizer without them.
 
     Raises:
         UserError: It does not, or was not.
     """
     for name in [*shapes, *saved.parameters]:
         stored, expected = saved.parameters.get(name), shapes.get(name)
-        if stored != expected:
+        if stored != expected and name not in extended:
             raise UserError(
                 f"{location} has {name} of shape {stored}, this model has {expected} (None: it has no such parameter); "
-                "set model and objective as in that run, and use its tokenizer"
+                "set model and objective as in that run, tokenizer.path to its tokenizer, and tokenizer.add_words for "
+                "words of your texts"
             )
+    tokenizer_sha256 = data.tokenizer.added.base_sha256 if extended and data.tokenizer.added else data.tokenizers_sha256
     if saved.tokenizer_sha256 not in (None, tokenizer_sha256):
         raise UserError(
             f"{location} was trained with a different tokenizer ({saved.tokenizer_sha256[:12]}) than the data "
-            f"({tokenizer_sha256[:12]}): the same ids would mean other tokens; use data prepared with that tokenizer"
+            f"({tokenizer_sha256[:12]}): the same ids would mean other tokens; set tokenizer.path to the tokenizer of "
+            "that run, in its folder data"
         )

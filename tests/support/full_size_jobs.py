@@ -35,7 +35,7 @@ def go_on(
     engine = Engine(config, model, ranks, 1, None if checkpoints else make_param_init(model, config.seed))
     if checkpoints:
         with CheckpointReader(folder_of_step(checkpoints, first)) as reader:
-            restore(engine, reader, with_state=True)
+            restore(engine, reader.manifest, reader.read, with_state=True)
     sequences = config.phases[0].global_batch_size
     losses, norms = [], []
     for step in range(first, first + steps):

@@ -73,6 +73,9 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
         for name, tokens in (("g", 100), ("h", 120))
     ]
     assert "different tokens" not in compare(words).differences[0], "words are the same whatever the tokenizer"
+    pseudo = {"words": 50, "pseudo-bits per byte": 1.0}
+    masked = with_predictions(tmp_path, "i", [0.5], **perplexity, other_metrics=pseudo)
+    assert "one is the pseudo-perplexity of a masked model" in compare([words[0], masked]).differences[0]
 
 
 def test_the_table_and_the_picture(

@@ -176,6 +176,7 @@ KEYS: dict[str, Key] = {
     "engine.heldout_samples": Key("heldout", 4),
     "checkpoint.location": Key("checkpoints", "/store"),
     "tokenizer.path": Key("prepared_data", "vocab.txt", {"tokenizer": {"path": "other.txt"}}),
+    "tokenizer.add_words": Key("prepared_data", 5, {"tokenizer": {"path": "vocab.txt"}}),
     "tokenizer.lowercase": Key("prepared_data", False, {"tokenizer": {"path": "vocab.txt"}}),
     "tokenizer.kind": Key("prepared_data", "bpe"),
     "tokenizer.vocab_size": Key("prepared_data", 200),

@@ -48,3 +48,22 @@ def test_a_run_whose_checkpoints_are_missing_is_not_restarted(texts: Path, tmp_p
     append_row(tmp_path / "runs" / "run" / "metrics.jsonl", {"step": 10, "loss": 1.0})
     with pytest.raises(UserError, match=r"volume/run holds no checkpoints of .*mount the volume"):
         run_stages(recipe, tmp_path / "runs")
+
+
+def test_a_published_model_with_another_tokenizer_is_refused_before_the_data_are_prepared(
+    texts: Path, tmp_path: Path
+) -> None:
+    parent, runs = tmp_path / "parent", tmp_path / "runs"
+    parent.mkdir()
+    (parent / "config.json").write_text("{}")
+    recipe = Recipe.model_validate(
+        {
+            "name": "child",
+            "data": {"sources": [{"path": str(texts)}]},
+            "model": {"preset": "bert-tiny", "init_from": str(parent)},
+            "phases": [{"steps": 10}],
+        }
+    )
+    with pytest.raises(UserError, match=r"was trained with its own tokenizer, and this recipe trains one"):
+        run_stages(recipe, runs)
+    assert not list(runs.rglob("manifest.json"))

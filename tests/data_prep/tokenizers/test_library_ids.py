@@ -15,12 +15,14 @@ import published_tokenizers as published
 import pytest
 from nasty_texts import nasty_texts
 
+from multihop.data_prep.tokenizers.add_words import add_words
 from multihop.data_prep.tokenizers.existing import has_matched_tokens
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, describe, parse
 
 LAYOUTS = [
     *("gpt2", "roberta", "modernbert", "codegen", "gpt2+odd", "modernbert+odd"),
     *("bert", "bert-cased", "bert+words", "bert+odd"),
+    *("gpt2+added", "modernbert+added", "bert+added"),
 ]
 PUBLISHED = ["gpt2", "roberta", "modernbert", "codegen"]
 
@@ -39,6 +41,7 @@ def content_of(document: Callable[[int], str]) -> Callable[[str], bytes]:
         else:
             content = getattr(published, kind)(texts, 1000)
         change = {"": bytes, "odd": published.with_odd_tokens, "words": published.with_words}
+        change["added"] = lambda content: add_words(content, texts, 30).content
         return change[more](content)
 
     return of

@@ -42,6 +42,31 @@ def _write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize("seq_len", [8, 64])
+def test_a_masked_models_is_that_of_each_token_with_the_rest_of_its_word_masked(
+    masked: Scorer, tmp_path: Path, seq_len: int
+) -> None:
+    content = "The captain of the river\n\n\nfound her letterhead. \n"
+    text = read_perplexity_text(_write(tmp_path, content), "text", False)
+    result = evaluate_perplexity(*masked, text, seq_len)
+    tokens, special = masked.tokenizer.encode([content])[0].tolist(), masked.special_ids
+    starts = [masked.tokenizer.begins_word(i) for i in tokens]
+    assert not all(starts) and len(tokens) > 6
+    total = 0.0
+    for at, token in enumerate(tokens):
+        end = next((i for i in range(at + 1, len(tokens)) if starts[i]), len(tokens))
+        hidden = [special["mask"] if at <= i < end else each for i, each in enumerate(tokens)]
+        width = seq_len - 2
+        first = max(0, min(at - width // 2, len(tokens) - width))
+        ids = [special["cls"], *hidden[first : first + width], special["sep"]]
+        total -= float(masked.log_probabilities(ids)[at - first + 1, token])
+    other = result.other_metrics
+    assert result.value == pytest.approx(exp(total / 8), rel=1e-4)
+    assert other["pseudo-bits per byte"] == pytest.approx(total / len(content) / log(2), rel=1e-4)
+    assert other["pseudo-perplexity per token"] == pytest.approx(exp(total / len(tokens)), rel=1e-4)
+    assert (other["words"], other["tokens"], other["bytes"]) == (8, len(tokens), len(content))
+
+
 def test_a_text_within_one_window_by_the_definition(causal: Scorer, tmp_path: Path) -> None:
     content = "The captain of the river\n\n\nfound her letter. \n"
     for convention, words, counted, read in (

@@ -1,0 +1,229 @@
+"""Adds words of a text to an existing vocabulary: those on which it spends the most tokens.
+
+A word is what the tokenizer itself encodes apart from the rest: for WordPiece a run without spaces and punctuation, for
+byte-level BPE a word with the space before it, for SentencePiece a word with its blank. Adding a word saves its
+occurrences times its tokens less one. An added word becomes one token, the last ids are the added words', and no other
+id changes its meaning. How longer words are cut may change where they begin with an added word, as in a vocabulary that
+had the word from the start:
+
+- WordPiece takes the longest token at each place, so that an added word is found.
+- Byte-level BPE would need a merge for each pair of parts, whose results would be tokens too. Instead `ignore_merges`
+  is set, with which the library looks for the whole word first.
+- A unigram model gets the word with the logarithm of its frequency as its score, or a higher one where its parts
+  together would still be better.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from multihop.common.errors import UserError
+from multihop.data_prep.tokenizers.byte_bpe import BYTES
+from multihop.data_prep.tokenizers.hf_tokenizers import load_hf_tokenizer
+from multihop.data_prep.tokenizers.sentence_piece import BLANK, SCORE_STEP
+
+LEAST_COUNT = 2
+"""An added word occurs at least as often."""
+_NORMAL, _BYTE = 1, 6
+_UNIGRAM = 1
+
+
+@dataclass(frozen=True)
+class AddedWords:
+    """A tokenizer with added words, and what that changes in the text that they were chosen from."""
+
+    content: bytes
+    """What `tokenizer.parse` reads."""
+    parts: list[list[int]]
+    """The ids of the tokens that each word had before, in the order of the added ids."""
+    tokens_before: int
+    """Tokens of the words of the text in the existing vocabulary; without words that have an unknown one."""
+    tokens_after: int
+    """Tokens of the same words with the added words."""
+
+
+class _Vocabulary(Protocol):
+    def words(self, text: str) -> Iterable[str]:
+        """Return the words of a text, as the vocabulary spells them."""
+
+    def text(self, word: str) -> str:
+        """Return a word as texts spell it."""
+
+    def parts(self, word: str) -> list[int]:
+        """Return the ids of a word's tokens; none if it has an unknown one."""
+
+    def with_words(self, words: Sequence[str], counts: Counter[str]) -> bytes:
+        """Return the tokenizer's file with these words as its last tokens."""
+
+
+def add_words(content: bytes, texts: Iterable[str], number: int) -> AddedWords:
+    """Add `number` words of the texts to a tokenizer.
+
+    Args:
+        content: what `existing.import_tokenizer` returned.
+
+    Raises:
+        UserError: the texts have fewer words that the vocabulary cuts and that occur `LEAST_COUNT` times, or the
+            tokenizer is of a kind to which words cannot be added.
+    """
+    vocabulary = _open(content)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(vocabulary.words(text))
+    before = {word: vocabulary.parts(word) for word in counts}
+    saved = {
+        word: counts[word] * (len(parts) - 1)
+        for word, parts in before.items()
+        if len(parts) > 1 and counts[word] >= LEAST_COUNT and any(map(str.isalpha, vocabulary.text(word)))
+    }
+    if len(saved) < number:
+        raise UserError(
+            f"tokenizer.add_words={number:,} are more than the {len(saved):,} words of the sample that the vocabulary "
+            f"cuts and that occur at least {LEAST_COUNT} times; set {len(saved):,} or less, or raise "
+            "tokenizer.sample_mb"
+        )
+    words = sorted(saved, key=lambda word: (-saved[word], word))[:number]
+    extended = vocabulary.with_words(words, counts)
+    after = _open(extended)
+    return AddedWords(
+        extended,
+        [before[word] for word in words],
+        sum(count * len(before[word]) for word, count in counts.items()),
+        sum(count * len(after.parts(word)) for word, count in counts.items()),
+    )
+
+
+def _open(content: bytes) -> _Vocabulary:
+    if not content.startswith(b"{"):
+        return _Unigram(content)
+    tree = json.loads(content)
+    return _WordPiece(content, tree) if tree["model"]["type"] == "WordPiece" else _ByteBPE(content, tree)
+
+
+class _Json:
+    """What WordPiece and byte-level BPE have in common: a tokenizer.json with a vocabulary."""
+
+    def __init__(self, content: bytes, tree: dict[str, Any]) -> None:
+        self._tree, self._tokenizer = tree, load_hf_tokenizer(content)
+        self._model = self._tokenizer.model
+
+    def words(self, text: str) -> Iterator[str]:
+        normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        text = text if normalizer is None else normalizer.normalize_str(text)
+        return (word for word, _ in splitter.pre_tokenize_str(text))
+
+    def _with_vocabulary(self, words: Sequence[str], **settings: Any) -> bytes:
+        """Return the file with more tokens.
+
+        The library numbers added tokens, special ones for instance, after the vocabulary unless they are in it, so
+        that they must be in it before it grows.
+        """
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        ids |= {word: number for number, word in enumerate(words, start=len(ids))}
+        model = {**self._tree["model"], **settings, "vocab": dict(sorted(ids.items(), key=lambda each: each[1]))}
+        return (json.dumps({**self._tree, "model": model}, ensure_ascii=False) + "\n").encode()
+
+
+class _WordPiece(_Json):
+    def text(self, word: str) -> str:
+        return word
+
+    def parts(self, word: str) -> list[int]:
+        tokens = self._model.tokenize(word)
+        unknown = self._tree["model"]["unk_token"]
+        return [] if any(token.value == unknown for token in tokens) else [token.id for token in tokens]
+
+    def with_words(self, words: Sequence[str], counts: Counter[str]) -> bytes:
+        return self._with_vocabulary(words)
+
+
+class _ByteBPE(_Json):
+    def text(self, word: str) -> str:
+        return bytes(BYTES[letter] for letter in word).decode(errors="replace")
+
+    def parts(self, word: str) -> list[int]:
+        return [token.id for token in self._model.tokenize(word)]
+
+    def with_words(self, words: Sequence[str], counts: Counter[str]) -> bytes:
+        if not self._tree["model"].get("ignore_merges"):
+            self._check_whole_words()
+        return self._with_vocabulary(words, ignore_merges=True)
+
+    def _check_whole_words(self) -> None:
+        """Check that looking for whole words first changes the ids of no word.
+
+        Raises:
+            UserError: a word is a token of the vocabulary, but its merges do not lead there; or an added token is one.
+        """
+        splitter, added = self._tokenizer.pre_tokenizer, self._tokenizer.get_added_tokens_decoder()
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            text = token if number in added or not BYTES.keys() >= set(token) else self.text(token)
+            is_word = [word for word, _ in splitter.pre_tokenize_str(text)] == [token]
+            if is_word and (number in added or self.parts(token) != [number]):
+                raise UserError(
+                    f"words cannot be added to this tokenizer.json: its token {token!r} ({number}) is a word that its "
+                    "merges encode otherwise, and it would change; set tokenizer.add_words=0"
+                )
+
+
+class _Unigram:
+    def __init__(self, content: bytes) -> None:
+        import sentencepiece as spm
+        from sentencepiece import sentencepiece_model_pb2
+
+        self._proto = sentencepiece_model_pb2.ModelProto.FromString(content)  # type: ignore[attr-defined]
+        normal = self._proto.normalizer_spec
+        if self._proto.trainer_spec.model_type != _UNIGRAM or not (
+            normal.add_dummy_prefix
+            and normal.escape_whitespaces
+            and not self._proto.trainer_spec.treat_whitespace_as_suffix
+        ):
+            raise UserError(
+                "words can be added to WordPiece, byte-level BPE and SentencePiece's unigram models that put a space "
+                "before each word, and tokenizer.path is none of these; set tokenizer.add_words=0"
+            )
+        self._processor = spm.SentencePieceProcessor(model_proto=content)
+        self._kinds = [piece.type for piece in self._proto.pieces]
+        self._scores = [piece.score for piece in self._proto.pieces]
+
+    def words(self, text: str) -> Iterator[str]:
+        return (BLANK + word for word in self._processor.normalize(text).split(BLANK) if word)
+
+    def text(self, word: str) -> str:
+        return word.removeprefix(BLANK)
+
+    def parts(self, word: str) -> list[int]:
+        text = self.text(word)
+        if self._processor.normalize(text) != word:  # its normalization is not its own normalization
+            return []
+        ids: list[int] = self._processor.encode(text)
+        return ids if all(self._kinds[i] in (_NORMAL, _BYTE) for i in ids) else []
+
+    def with_words(self, words: Sequence[str], counts: Counter[str]) -> bytes:
+        total = sum(counts[word] * max(1, len(self.parts(word))) for word in counts)
+        least = min(score for score, kind in zip(self._scores, self._kinds, strict=True) if kind == _NORMAL)
+        scores = {word: max(least, math.log(counts[word] / total)) for word in words}
+        content = b""
+        while True:
+            content = self._with_pieces(scores)
+            extended = _Unigram(content)
+            cut = {word: ids for word in words if len(ids := extended.parts(word)) > 1}
+            if not cut:
+                return content
+            # Each is now worth more than its parts, of which one may be an added word: the next pass sees to those
+            # that are longer.
+            scores |= {word: sum(extended._scores[i] for i in ids) + SCORE_STEP for word, ids in cut.items()}
+
+    def _with_pieces(self, scores: dict[str, float]) -> bytes:
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+        proto.CopyFrom(self._proto)
+        for word, score in scores.items():
+            rounded = min(math.ceil(score / SCORE_STEP) * SCORE_STEP, 0.0)
+            proto.pieces.add(piece=word, score=rounded, type=_NORMAL)
+        proto.trainer_spec.vocab_size = len(proto.pieces)
+        return bytes(proto.SerializeToString(deterministic=True))

@@ -1,0 +1,82 @@
+"""Initial weights of tokens that were added to a model's vocabulary: the mean of those that stood for each before."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from multihop.data_prep.tokenizers.info import TokenizerInfo
+
+Read = Callable[[str, str, int, int], Tensor]
+"""As `CheckpointReader.read`: the kind, the parameter's name, its first element, and the number of elements."""
+
+
+def extended_parameters(
+    stored: Mapping[str, list[int]], expected: Mapping[str, list[int]], tokenizer: TokenizerInfo
+) -> list[str]:
+    """The names of parameters with a row for each token, which have no rows for the added tokens yet.
+
+    Args:
+        stored: Shapes of the parameters that a model was saved with.
+        expected: Shapes of the parameters of the model with the added tokens.
+        tokenizer: The tokenizer of the latter.
+    """
+    if tokenizer.added is None:
+        return []
+    sizes = (tokenizer.vocab_size, tokenizer.base_vocab_size)
+    return [
+        name
+        for name, shape in expected.items()
+        if name in stored and (shape[0], stored[name][0]) == sizes and stored[name][1:] == shape[1:]
+    ]
+
+
+def add_rows(weight: Tensor, tokenizer: TokenizerInfo) -> Tensor:
+    """The parameter with a row for each added token.
+
+    Args:
+        weight: (B, …), B the size of the vocabulary without added tokens.
+
+    Returns:
+        (V, …).
+    """
+    assert tokenizer.added is not None and len(weight) == tokenizer.base_vocab_size
+    rows = [_mean([weight[part] for part in parts]) for parts in tokenizer.added.parts]
+    return torch.cat([weight, torch.stack(rows)])
+
+
+def read_with_added_rows(
+    read: Read, shapes: Mapping[str, list[int]], names: list[str], tokenizer: TokenizerInfo
+) -> Read:
+    """A function that reads as `read`, but parameters as if they had rows for the added tokens.
+
+    Args:
+        shapes: Shapes of the parameters, with these rows.
+        names: What `extended_parameters` returned.
+    """
+    if not names:
+        return read
+    assert tokenizer.added is not None
+    base, all_parts = tokenizer.base_vocab_size, tokenizer.added.parts
+
+    def read_slice(kind: str, name: str, start: int, numel: int) -> Tensor:
+        if name not in names:
+            return read(kind, name, start, numel)
+        width, stop = math.prod(shapes[name][1:]), start + numel
+        pieces = [read(kind, name, start, min(stop, base * width) - start)] if start < base * width else []
+        for row in range(max(start // width, base), -(-stop // width)):
+            first, last = max(start - row * width, 0), min(stop - row * width, width)
+            offsets = [part * width + first for part in all_parts[row - base]]
+            pieces.append(_mean([read(kind, name, offset, last - first) for offset in offsets]))
+        return torch.cat(pieces)
+
+    return read_slice
+
+
+def _mean(rows: list[Tensor]) -> Tensor:
+    """The mean of rows, added up in their order, so that it does not depend on how ranks share them out."""
+    total = rows[0].double()
+    for row in rows[1:]:
+        total = total + row
+    return (total / len(rows)).float()
