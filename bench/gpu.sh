@@ -69,6 +69,6 @@ if [ -n "${RUN:-}" ]; then
     stage run-resumed "$python" -m multihop.pretrain.run.worker "$RUN"
     unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
 fi
-stage lamb "$python" -m torch.distributed.run --nproc-per-node 1 bench/lamb.py --preset bert-large --precision bf16 \
-    --micro-batch 64 --json "$out/lamb.json"
+stage optimizers "$python" -m torch.distributed.run --nproc-per-node 1 bench/optimizers.py --preset bert-large --precision bf16 \
+    --micro-batch 64 --json "$out/optimizers.json"
 cat "$out/summary.md"

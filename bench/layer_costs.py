@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multihop.pretrain.models.layers.attention import Sequences, attend
+
 KERNEL = 3
+WINDOW = 128
 Layer = Callable[[Tensor], Tensor]
 """(n, d) -> (n, d)."""
 
@@ -55,6 +59,17 @@ def fused_attention(d: int) -> Layer:
     return lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])[0, 0]
 
 
+def window_attention(d: int, dropout: float = 0.0) -> Layer:
+    """Ours, of ModernBERT's local layers: each token attends to those at a distance of at most half the window."""
+
+    def layer(x: Tensor) -> Tensor:
+        head = x[:, None]
+        sequences = Sequences(torch.tensor([0, len(x)]), len(x), len(x))
+        return attend(head, head, head, sequences, causal=False, dropout=dropout, window=WINDOW // 2)[:, 0]
+
+    return layer
+
+
 def recurrence(d: int) -> Layer:
     lstm = nn.LSTM(d, d)
     return lambda x: lstm(x)[0]
@@ -68,6 +83,8 @@ def convolution(d: int) -> Layer:
 KINDS = (
     Kind("self-attention, scores kept", attention_with_scores, (2, 1), (2, 0), "1", "1"),
     Kind("self-attention, fused", fused_attention, (2, 1), (1, 1), "1", "1"),
+    Kind(f"self-attention, window of {WINDOW}", window_attention, (1, 1), (1, 1), "1", f"n / {WINDOW // 2}"),
+    Kind("the same with dropout", partial(window_attention, dropout=0.1), (1, 1), (1, 1), "1", f"n / {WINDOW // 2}"),
     Kind("recurrent (LSTM)", recurrence, (1, 2), (1, 1), "n", "n"),
     Kind(f"convolution, k = {KERNEL}", convolution, (1, 2), (1, 1), "1", "n / k"),
 )
@@ -125,7 +142,7 @@ def exponent(sizes: list[int], costs: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--width", type=int, default=64, help="where n varies (default: %(default)s)")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048])
     parser.add_argument("--length", type=int, default=256, help="where d varies (default: %(default)s)")

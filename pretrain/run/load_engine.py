@@ -132,27 +132,7 @@ def _load_huggingface(
 ) -> LoadedEngine:
     """An engine with the weights of a Hugging Face model; heads that it lacks are initialized as in a new run."""
     source = Path(config.model.init_from or "")
-    imported, vocab_size, weights = import_model(source)
-    vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    theirs = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
-    stored = {name: list(weight.shape) for name, weight in weights.items()}
-    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    if extended := extended_parameters(stored, shapes, data.tokenizer):
-        theirs["vocab_size"] = data.tokenizer.vocab_size
-    for name in extended:
-        weights[name] = add_rows(weights[name], data.tokenizer)
-    if all(list(weight.shape) == shapes.get(name) for name, weight in weights.items()):
-        positions = theirs.pop("max_positions")  # no weight depends on it: rotary positions, for example
-        if positions < config.model.max_positions:
-            log.info("%s has max_positions=%d: later positions are new to it", source, positions)
-    vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    ours = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
-    if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
-        raise UserError(
-            f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same sizes in model, "
-            "tokenizer.path to its tokenizer, and tokenizer.add_words for words of your texts"
-        )
+    weights = _huggingface_weights(source, config, model, data)
     missing = [name for name, _ in model.named_parameters() if name not in weights]
     check_init_keys(config.model, missing)
     if missing:
@@ -168,6 +148,35 @@ def _load_huggingface(
     engine.restore((weights[name].reshape(-1)[part] for name, part in slices), None, {})
     log.info("starts with the weights of %s", source)
     return LoadedEngine(engine, TrainState(), content_hash(source))
+
+
+def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, data: Manifest) -> dict[str, Tensor]:
+    """The weights of a Hugging Face model by our names, with rows for the tokens that were added to its vocabulary.
+
+    Raises:
+        UserError: It is a model of other sizes, or of another vocabulary.
+    """
+    imported, vocab_size, weights = import_model(source)
+    vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
+    theirs = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
+    vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
+    ours = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    stored = {name: list(weight.shape) for name, weight in weights.items()}
+    for name in extended_parameters(stored, shapes, data.tokenizer):
+        weights[name] = add_rows(weights[name], data.tokenizer)
+        theirs["vocab_size"] = data.tokenizer.vocab_size
+    if all(list(weight.shape) == shapes.get(name) for name, weight in weights.items()):
+        positions = theirs.pop("max_positions")  # no weight depends on it: rotary positions, for example
+        if positions < config.model.max_positions:
+            log.info("%s has max_positions=%d: later positions are new to it", source, positions)
+    if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
+        raise UserError(
+            f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "
+            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same sizes in model, "
+            "tokenizer.path to its tokenizer, and tokenizer.add_words for words of your texts"
+        )
+    return weights
 
 
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:

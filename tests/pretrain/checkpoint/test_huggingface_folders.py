@@ -341,3 +341,20 @@ def test_a_run_begins_with_a_folder_of_theirs(bert_data: Path, tmp_path: Path, p
     found, _ = begin(vocab_size, name="BertModel", output_bias="unigram")  # without the head that has the bias
     data = read_data_manifest(bert_data)
     assert found["word_bias"] == pytest.approx(unigram_log_probabilities(read_token_counts(bert_data, data)))
+
+
+@pytest.mark.ranks
+def test_a_model_with_rotary_positions_may_be_continued_with_more_of_them(
+    bert_data: Path, tmp_path: Path, pool: Callable[[int], RankPool]
+) -> None:
+    sizes = {"family": "modernbert", "layers": 4, "hidden": 32, "heads": 2, "max_positions": 64, "local_attention": 16}
+    vocab_size = read_data_manifest(bert_data).tokenizer.vocab_size
+    source, run_dir = tmp_path / "model", tmp_path / "run"
+    theirs_of(parse_model_config(sizes), vocab_size=vocab_size).save_pretrained(source)
+    run_dir.mkdir()
+    (run_dir / "data").symlink_to(bert_data)
+    content = recipe(model={**sizes, "max_positions": 256, "init_from": str(source)}, objective={"name": "mlm"})
+    (run_dir / "recipe.json").write_text(json.dumps(content))
+    ((found, _),) = pool(1).run(weights_at_start, run_dir)
+    for name, weight in import_model(source)[2].items():
+        assert (torch.from_numpy(found[name]) == weight.flatten()).all(), name

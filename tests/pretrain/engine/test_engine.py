@@ -71,6 +71,8 @@ SHORT_OFFLOADED = (
     ("bf16", 3, "optimizer"),
 )
 
+SHORT_MUON = (("fp32", 1, "none"), ("fp16", 1, "none"), ("bf16", 3, "optimizer"))
+
 
 DECIDED = ("train_micro_batch_size_per_gpu", "gradient_clipping", "managed_gradient_accumulation", "bf16.enabled")
 DECIDED += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "bf16.check_grad_overflow")
@@ -165,34 +167,41 @@ def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int)
 
 
 @pytest.mark.parametrize(
-    ("precision", "stage", "offload"),
+    ("optimizer", "precision", "stage", "offload"),
     [
-        pytest.param(precision, stage, offload, marks=[] if short else [pytest.mark.long])
+        pytest.param(optimizer, precision, stage, offload, marks=[] if short else [pytest.mark.long])
+        for optimizer in ("lamb", "muon")
         for precision in PRECISIONS
         for stage, offload in PLACES
         if precision == "fp32" or stage > 0
-        for short in [offload == "none" or (precision, stage, offload) in SHORT_OFFLOADED]
+        for of_lamb in [offload == "none" or (precision, stage, offload) in SHORT_OFFLOADED]
+        for short in [of_lamb if optimizer == "lamb" else (precision, stage, offload) in SHORT_MUON]
     ],
 )
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(
-    pool: Pool, precision: str, stage: int, offload: str
+    pool: Pool, optimizer: str, precision: str, stage: int, offload: str
 ) -> None:
     spoiled = (2, 3)
-    results = pool(2).run(train_on_pairs, settings("lamb", precision, stage, offload), 8, SEQUENCES, spoiled)
+    results = pool(2).run(train_on_pairs, settings(optimizer, precision, stage, offload), 8, SEQUENCES, spoiled)
     for result in results:
         assert result["applied"] == [True, True, False, False, True, True, True, True]
         assert result["untouched"] == [True, True]
         assert result["updates"] == 6
-    expected = plainly("lamb", 8, spoiled)
+    expected = plainly(optimizer, 8, spoiled)
     of_losses, of_weights = deviations(results, expected)
     loss_bound, weight_bound = PRECISIONS[precision]
     assert of_losses < loss_bound and of_weights < weight_bound
     assert largest(results[0]["norms"][4:], expected.norms[4:]) < NORMS[precision]
 
 
-@pytest.mark.parametrize(("stage", "offload"), [(1, "none"), (1, "optimizer"), (2, "optimizer"), (3, "optimizer")])
-def test_a_loss_scale_that_starts_too_high_comes_down_and_training_starts(pool: Pool, stage: int, offload: str) -> None:
-    started = settings("adamw", "fp16", stage, offload)
+@pytest.mark.parametrize(
+    ("optimizer", "stage", "offload"),
+    [*(("adamw", stage, "optimizer") for stage in (1, 2, 3)), ("adamw", 1, "none"), ("muon", 2, "none")],
+)
+def test_a_loss_scale_that_starts_too_high_comes_down_and_training_starts(
+    pool: Pool, optimizer: str, stage: int, offload: str
+) -> None:
+    started = settings(optimizer, "fp16", stage, offload)
     started["engine"]["deepspeed"] = {"fp16": {"initial_scale_power": 24, "hysteresis": 1}}
     applied = pool(2).run(train_on_pairs, started, 16, SEQUENCES)[0]["applied"]
     assert not any(applied[:3]) and all(applied[-4:])

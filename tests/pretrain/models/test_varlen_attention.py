@@ -17,9 +17,13 @@ class Called(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.flash: list[dict[str, Any]] = []
+        """The keyword arguments of FlashAttention's calls."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(operation.name())
+        if operation.name() == "aten::_flash_attention_forward":
+            self.flash.append(kwargs)
         return operation(*args, **(kwargs or {}))
 
 
@@ -42,6 +46,20 @@ def test_narrow_types_go_to_flash_attention_directly(
     assert called.names.count("aten::_flash_attention_forward") == 2
     assert called.names.count("aten::_to_copy") == 1, "the bounds are made narrow once for all layers"
     assert not [name for name in called.names if "item" in name or "nested" in name]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_are_flash_attentions_own(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    with FakeTensorMode(), Called() as called:
+        for lengths, longest, tokens in ((5, 64, 103), (3, 100, 200)):  # different lengths, and equal ones
+            query, key, value = on_gpu(tokens, 64, torch.bfloat16)
+            sequences = Sequences(torch.empty(lengths, dtype=torch.int64, device="cuda"), longest, tokens)
+            assert attend(query, key, value, sequences, causal, 0.0, window=16).shape == (tokens, 4, 64)
+            attend(query, key, value, sequences, causal, 0.0, window=99)  # as long as the text: no window
+    sides = [(call.get("window_size_left"), call.get("window_size_right")) for call in called.flash]
+    assert [side for side in sides if side[0] == 16] == [(16, 0 if causal else 16)] * 2
+    assert not [side for side in sides if side[0] == 99]
 
 
 def test_targets_attend_to_sources_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

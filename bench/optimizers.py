@@ -1,13 +1,15 @@
-"""Measures the cost of LAMB over AdamW: torchrun --nproc-per-node 2 bench/lamb.py
+"""Measures the cost of LAMB and Muon over AdamW: torchrun --nproc-per-node 2 bench/optimizers.py
 
 One engine per optimizer in the same processes, stepped in turn on the same batches. It prints the time of a whole
 optimizer step (forward, backward, reduction, clipping, update, gathering of weights) and, within it, the time in the
-optimizer's own step(), including LAMB's all-reduce. The difference of whole steps includes noise of the machine; the
-difference of the own times hardly does, and its ratio to a whole step is the cost.
+optimizer's own step(), including LAMB's all-reduce and Muon's exchange of slices, whose bytes are counted. The
+difference of whole steps includes noise of the machine; the difference of the own times hardly does, and its ratio to a
+whole step is the cost.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from multihop.common.files import write_atomically
@@ -30,7 +33,7 @@ from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 
-NAMES = ("adamw", "lamb")
+NAMES = ("adamw", "lamb", "muon")
 MASK_RATE = 0.15
 
 
@@ -78,22 +81,38 @@ def make_batch(generator: np.random.Generator, arguments: argparse.Namespace) ->
     return Batch(inputs, targets, {"mlm": len(masked), "nsp": samples}, tokens)
 
 
-def time_step(engine: Engine, batches: list[Batch], ranks: Ranks, own: list[float]) -> dict[str, float]:
+def count_exchanged() -> list[int]:
+    """Return a list that gets the bytes which this rank sends to others in each all-to-all from now on."""
+    sent, exchange = [], dist.all_to_all_single
+
+    def counted(output: Tensor, message: Tensor, *sizes: list[int], **named: Any) -> Any:
+        sent.append(message.nbytes)
+        return exchange(output, message, *sizes, **named)
+
+    dist.all_to_all_single = counted
+    return sent
+
+
+def time_step(
+    engine: Engine, batches: list[Batch], ranks: Ranks, own: list[float], sent: list[int]
+) -> dict[str, float]:
     counts = {
         name: float(ranks.world_size * sum(batch.counts[name] for batch in batches)) for name in batches[0].counts
     }
     own.clear()
+    sent.clear()
     dist.barrier()
     watch = Stopwatch()
     for batch in batches:
         engine.forward_backward(batch, counts)
     passes = watch.lap()
     engine.step(lr=1e-4)
-    return {"whole": passes + watch.lap(), "passes": passes, "own": sum(own)}
+    return {"whole": passes + watch.lap(), "passes": passes, "own": sum(own), "sent": float(sum(sent))}
 
 
 def measure(arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     own: list[float] = []
+    sent = count_exchanged()
     watch = Stopwatch()
 
     def before(*_: object) -> None:
@@ -109,15 +128,15 @@ def measure(arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     generator = np.random.default_rng(ranks.rank)
     for repeat in range(1 + arguments.repeats):
         batches = [make_batch(generator, arguments) for _ in range(arguments.accumulation)]
-        for name in NAMES if repeat % 2 else reversed(NAMES):  # neither always runs first
-            row = time_step(engines[name], batches, ranks, own)
+        for name in NAMES if repeat % 2 else reversed(NAMES):  # none always runs first
+            row = time_step(engines[name], batches, ranks, own, sent)
             if repeat > 0:  # the first allocates
                 rows[name].append(row)
     median = {
-        name: {part: statistics.median(row[part] for row in rows[name]) for part in ("whole", "passes", "own")}
+        name: {part: statistics.median(row[part] for row in rows[name]) for part in ("whole", "passes", "own", "sent")}
         for name in NAMES
     }
-    adamw, lamb = median["adamw"], median["lamb"]
+    adamw, parameters = median["adamw"], sum(map(math.prod, engines["adamw"].parameters.values()))
     return {
         "date": date.today().isoformat(),
         "settings": vars(arguments) | {"json": str(arguments.json)},
@@ -133,11 +152,15 @@ def measure(arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
         },
         "seconds": rows,
         "median_seconds": median,
+        "parameters": parameters,
+        "spread_of_adamw": _spread([row["whole"] for row in rows["adamw"]]),
         "cost": {
-            "own_ratio": lamb["own"] / adamw["own"],
-            "own_difference_of_a_step": (lamb["own"] - adamw["own"]) / adamw["whole"],
-            "whole_difference_of_a_step": lamb["whole"] / adamw["whole"] - 1.0,
-            "whole_spread_of_adamw": _spread([row["whole"] for row in rows["adamw"]]),
+            name: {
+                "own_ratio": median[name]["own"] / adamw["own"],
+                "own_difference_of_a_step": (median[name]["own"] - adamw["own"]) / adamw["whole"],
+                "whole_difference_of_a_step": median[name]["whole"] / adamw["whole"] - 1.0,
+            }
+            for name in NAMES[1:]
         },
     }
 
@@ -149,7 +172,7 @@ def _spread(values: list[float]) -> float:
 
 
 def show(result: dict[str, Any]) -> None:
-    settings, machine, cost = result["settings"], result["machine"], result["cost"]
+    settings, machine = result["settings"], result["machine"]
     samples = settings["micro_batch"] * settings["accumulation"] * machine["ranks"]
     print(
         f"{settings['preset']}, {samples} x {settings['seq_len']} pieces a step ({machine['ranks']} ranks x "
@@ -159,11 +182,20 @@ def show(result: dict[str, Any]) -> None:
     print(f"medians of {settings['repeats']}    {'a step':>10} {'passes':>10} {'own':>10}")
     for name, median in result["median_seconds"].items():
         print(f"{name:<15} " + " ".join(f"{median[part]:>9.3f}s" for part in ("whole", "passes", "own")))
+    for name, cost in result["cost"].items():
+        print(
+            f"the own step of {name} is {cost['own_ratio']:.2f} of AdamW's, which makes "
+            f"{100 * cost['own_difference_of_a_step']:.2f} % of a step; whole steps differ by "
+            f"{100 * cost['whole_difference_of_a_step']:+.2f} %, AdamW's from one another by "
+            f"+-{100 * result['spread_of_adamw']:.2f} %"
+        )
+    # A ring sends each gradient and each weight to (n - 1) / n of the ranks.
+    itemsize = 4 if settings["precision"] == "fp32" else 2
+    passed_on = 2 * itemsize * result["parameters"] * (machine["ranks"] - 1) / machine["ranks"]
+    exchanged = result["median_seconds"]["muon"]["sent"]
     print(
-        f"LAMB's own step is {cost['own_ratio']:.2f} of AdamW's, which makes "
-        f"{100 * cost['own_difference_of_a_step']:.2f} % of a step; whole steps differ by "
-        f"{100 * cost['whole_difference_of_a_step']:+.2f} %, AdamW's from one another by "
-        f"+-{100 * cost['whole_spread_of_adamw']:.2f} %"
+        f"rank 0 sends {exchanged / 1e6:,.0f} MB of slices a step for muon, and {passed_on / 1e6:,.0f} MB of gradients "
+        "and weights with any optimizer"
     )
 
 
@@ -177,7 +209,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="steps of each optimizer, after one that does not count")
     parser.add_argument("--zero-stage", type=int, default=1)
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--json", type=Path, default=Path("bench/results/lamb.json"))
+    parser.add_argument("--json", type=Path, default=Path("bench/results/optimizers.json"))
     arguments = parser.parse_args()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     ranks = join_process_group(arguments.json.parent)
