@@ -27,7 +27,8 @@ test: lint $(VENV)/demo.done
 # Hundreds of kills, every bit flipped, every three of ranks, stages, precisions, offloads and optimizers that can meet:
 # about two hours. Shows what was measured at its end.
 test-long: $(VENV)/dev.done
-	PYTHONFAULTHANDLER=1 $(PYTEST) -m long
+	PYTHONFAULTHANDLER=1 $(PYTEST) -m "long and not alone"
+	PYTHONFAULTHANDLER=1 $(BIN)/pytest -m "long and alone"
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

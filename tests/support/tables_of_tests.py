@@ -17,7 +17,7 @@ def table(record_property: Callable[[str, object], None]) -> Table:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.option.markexpr != "long" and config.option.verbose < 1:
+    if not config.option.markexpr.startswith("long") and config.option.verbose < 1:
         return
     lines: dict[str, list[str]] = {}
     for outcome in ("passed", "failed"):

@@ -31,6 +31,7 @@ with ray_session(None, 1):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_it_is_tried_again_and_reported_and_the_others_are_done(tmp_path: Path) -> None:
     memory = psutil.virtual_memory()

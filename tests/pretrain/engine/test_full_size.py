@@ -25,7 +25,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, uses_weight_decay
 
-pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
 Tensors = dict[str, Tensor]
 
