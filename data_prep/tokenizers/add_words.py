@@ -16,7 +16,7 @@ had the word from the start:
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ class AddedWords:
 
 
 class _Vocabulary(Protocol):
+    @property
+    def tokens(self) -> Collection[str]: ...
+
     def words(self, text: str) -> Iterable[str]:
         """Return the words of a text, as the vocabulary spells them."""
 
@@ -78,6 +81,8 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> AddedWords:
         word: counts[word] * (len(parts) - 1)
         for word, parts in before.items()
         if len(parts) > 1 and counts[word] >= LEAST_COUNT and any(map(str.isalpha, vocabulary.text(word)))
+        # A unigram model may have a word whose parts are more probable.
+        if word not in vocabulary.tokens
     }
     if len(saved) < number:
         raise UserError(
@@ -109,6 +114,7 @@ class _Json:
     def __init__(self, content: bytes, tree: dict[str, Any]) -> None:
         self._tree, self._tokenizer = tree, load_hf_tokenizer(content)
         self._model = self._tokenizer.model
+        self.tokens = self._tokenizer.get_vocab(with_added_tokens=True)
 
     def words(self, text: str) -> Iterator[str]:
         normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
@@ -121,8 +127,7 @@ class _Json:
         The library numbers added tokens, special ones for instance, after the vocabulary unless they are in it, so
         that they must be in it before it grows.
         """
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        ids |= {word: number for number, word in enumerate(words, start=len(ids))}
+        ids = self.tokens | {word: number for number, word in enumerate(words, start=len(self.tokens))}
         model = {**self._tree["model"], **settings, "vocab": dict(sorted(ids.items(), key=lambda each: each[1]))}
         return (json.dumps({**self._tree, "model": model}, ensure_ascii=False) + "\n").encode()
 
@@ -159,7 +164,7 @@ class _ByteBPE(_Json):
             UserError: a word is a token of the vocabulary, but its merges do not lead there; or an added token is one.
         """
         splitter, added = self._tokenizer.pre_tokenizer, self._tokenizer.get_added_tokens_decoder()
-        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        for token, number in self.tokens.items():
             text = token if number in added or not BYTES.keys() >= set(token) else self.text(token)
             is_word = [word for word, _ in splitter.pre_tokenize_str(text)] == [token]
             if is_word and (number in added or self.parts(token) != [number]):
@@ -186,6 +191,7 @@ class _Unigram:
                 "before each word, and tokenizer.path is none of these; set tokenizer.add_words=0"
             )
         self._processor = spm.SentencePieceProcessor(model_proto=content)
+        self.tokens = {piece.piece for piece in self._proto.pieces}
         self._kinds = [piece.type for piece in self._proto.pieces]
         self._scores = [piece.score for piece in self._proto.pieces]
 

@@ -9,6 +9,7 @@ from functools import cache
 import published_tokenizers as published
 import pytest
 from nasty_texts import nasty_texts
+from sentencepiece import sentencepiece_model_pb2
 
 from multihop.common.errors import UserError
 from multihop.data_prep.config import TokenizerConfig
@@ -107,6 +108,15 @@ def test_a_longer_word_is_found_though_another_added_word_begins_it(content_of: 
         tokenizer, size = parse(added.content), parse(content).vocab_size
         ids = tokenizer.encode([" zorbifier zorbifiers zorbifierss zorbifiersss"])[0].tolist()
         assert sorted(ids) == [size, size + 1, size + 2, size + 3]
+
+
+def test_a_word_that_is_a_token_but_less_probable_than_its_parts_is_not_added(
+    content_of: Callable[[str], bytes],
+) -> None:
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content_of("unigram"))
+    proto.pieces.add(piece="▁zorbifier", score=-900.0, type=1)
+    added = add_words(proto.SerializeToString(), ["zorbifier multiplexer"] * 5, 1)
+    assert parse(added.content).id_to_token(len(proto.pieces)) == "▁multiplexer"
 
 
 def test_the_same_texts_give_the_same_bytes(content_of: Callable[[str], bytes]) -> None:
