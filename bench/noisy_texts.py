@@ -63,8 +63,8 @@ def write(texts: Path, out: Path, documents: int, seed: int) -> dict[str, int]:
     counts: Counter[str] = Counter()
     (out / "unseen-reviews.yaml").write_text(_TASK)
     with (
-        _zipped(out / "clean.jsonl.gz") as clean,
-        _zipped(out / "noisy.jsonl.gz") as noisy,
+        zipped_lines(out / "clean.jsonl.gz") as clean,
+        zipped_lines(out / "noisy.jsonl.gz") as noisy,
         open(out / "unseen.jsonl", "w", encoding="utf-8") as unseen,
     ):
         for text in read_texts(texts, documents):
@@ -133,8 +133,8 @@ def noise(text: str, draw: random.Random) -> str:
     )
 
 
-def _zipped(path: Path) -> TextIO:
-    """Without the time in its header."""
+def zipped_lines(path: Path) -> TextIO:
+    """A gzip file to write lines to, without the time in its header."""
     return io.TextIOWrapper(cast(BinaryIO, gzip.GzipFile(path, "wb", mtime=0)), encoding="utf-8")
 
 
