@@ -2,15 +2,15 @@
 
     python bench/field_texts.py rfcs/ reviews/ field-texts/
 
-`rfcs/` and `reviews/` hold .jsonl or .jsonl.gz files with a field `text`: RFCs (https://www.rfc-editor.org) and film
-reviews. Written are:
+`rfcs/` and `reviews/` hold .jsonl or .jsonl.gz files with a field `text`, a paragraph a line: RFCs
+(https://www.rfc-editor.org) and film reviews. Written are:
 
     field.jsonl.gz, other.jsonl.gz               texts to train on
-    unseen-field.jsonl, unseen-other.jsonl       paragraphs of documents that are in neither
+    unseen-field.jsonl, unseen-other.jsonl       held-out paragraphs, which are in no document to train on
     unseen-field.yaml, unseen-other.yaml         the tasks that measure perplexity on them
     topics-train.jsonl, topics-test.jsonl        paragraphs of RFCs, and which of eight protocols the RFC is about
     topics.yaml                                  the task that classifies them
-    counts.json                                  how many of what
+    counts.json                                  counts of all these
 
 A paragraph of a topic names none of the eight. Those of the test are from documents that are not trained on; those of
 the training set are from others than the test's. Which document is which depends on its text alone.
@@ -20,6 +20,7 @@ import argparse
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from noisy_texts import read_texts, zipped_lines
@@ -27,11 +28,11 @@ from noisy_texts import read_texts, zipped_lines
 from multihop.common.counter_rng import key_of
 
 PROTOCOLS = ("SIP", "IPv6", "TLS", "SNMP", "MPLS", "DNS", "SMTP", "BGP")
-_NAMED = re.compile(rf"\b({'|'.join(PROTOCOLS)})", re.IGNORECASE)
+_NAMED = re.compile(rf"\b({'|'.join(PROTOCOLS)})(?:v\d|s)?\b", re.IGNORECASE)
 _LEAST_NAMED = 10
 """Times that a document names its protocol, and twice as often as any other."""
 _UNSEEN = 0.15
-"""Share of the documents that are held apart."""
+"""Share of the documents that are held out."""
 _PARAGRAPH_WORDS = (40, 120)
 _OF_DOCUMENT = 6
 """Paragraphs of a document, at most, so that none dominates a test."""
@@ -51,25 +52,35 @@ def main() -> None:
     counts: Counter[str] = Counter()
     topics: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
     for name in ("field", "other"):
-        unseen: list[str] = []
+        unseen: list[list[str]] = []
+        seen: set[str] = set()
         with zipped_lines(options.out / f"{name}.jsonl.gz") as lines:
             for text in read_texts(getattr(options, name), options.documents):
-                held_apart = key_of("field texts", text) / 2**64 < _UNSEEN
+                is_heldout = key_of("field texts", text) / 2**64 < _UNSEEN
                 paragraphs = paragraphs_of(text)
-                if held_apart:
-                    unseen += paragraphs[:1]
+                if is_heldout:
+                    unseen.append(paragraphs)
                 else:
                     lines.write(_line({"text": text}))
-                counts[f"{name}: documents {'held apart' if held_apart else 'to train on'}"] += 1
+                    seen.update(paragraphs)
+                counts[f"{name}: documents {'held out' if is_heldout else 'to train on'}"] += 1
                 if name == "field" and (topic := topic_of(text)) is not None:
                     examples = [each for each in paragraphs if not _NAMED.search(each)][:_OF_DOCUMENT]
-                    topics["test" if held_apart else "train"] += [{"text": each, "topic": topic} for each in examples]
-        _write(options.out / f"unseen-{name}.jsonl", [{"text": each} for each in _some(unseen, options.unseen)])
+                    topics["test" if is_heldout else "train"] += [{"text": each, "topic": topic} for each in examples]
+        # Boilerplate is in many documents.
+        new = {next((each for each in paragraphs if each not in seen), "") for paragraphs in unseen} - {""}
+        if not new:
+            raise SystemExit(f"{getattr(options, name)} has no held-out paragraph; its texts need a paragraph a line")
+        _write(
+            options.out / f"unseen-{name}.jsonl", [{"text": each} for each in _first_by_hash([*new], options.unseen)]
+        )
         task = f"kind: perplexity\ntest: unseen-{name}.jsonl\nfields: {{text: text}}\n"
         (options.out / f"unseen-{name}.yaml").write_text(task)
+    of_training = {example["text"] for example in topics["train"]}
+    topics["test"] = [example for example in topics["test"] if example["text"] not in of_training]
     for part, examples in topics.items():
         by_text = {example["text"]: example for example in examples}
-        chosen = [by_text[text] for text in _some([*by_text], options.examples)]
+        chosen = [by_text[text] for text in _first_by_hash([*by_text], options.examples)]
         _write(options.out / f"topics-{part}.jsonl", chosen)
         counts |= Counter(f"topics, {part}: {example['topic']}" for example in chosen)
     (options.out / "topics.yaml").write_text(
@@ -82,7 +93,7 @@ def main() -> None:
 def paragraphs_of(text: str) -> list[str]:
     """The paragraphs of a suitable length, in an order that depends on the text alone."""
     least, most = _PARAGRAPH_WORDS
-    return _some([each for each in text.split("\n") if least <= len(each.split()) <= most], len(text))
+    return _first_by_hash([each for each in text.split("\n") if least <= len(each.split()) <= most], len(text))
 
 
 def topic_of(text: str) -> str | None:
@@ -94,7 +105,7 @@ def topic_of(text: str) -> str | None:
     return next(protocol for protocol in PROTOCOLS if protocol.lower() == first)
 
 
-def _some(texts: list[str], count: int) -> list[str]:
+def _first_by_hash(texts: Sequence[str], count: int) -> list[str]:
     return sorted(texts, key=lambda text: key_of("field texts, order", text))[:count]
 
 

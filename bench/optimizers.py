@@ -189,13 +189,13 @@ def show(result: dict[str, Any]) -> None:
             f"{100 * cost['whole_difference_of_a_step']:+.2f} %, AdamW's from one another by "
             f"+-{100 * result['spread_of_adamw']:.2f} %"
         )
-    # A ring sends each gradient and each weight to (n - 1) / n of the ranks.
+    # In a ring, a rank sends (n - 1) / n of the bytes when gradients are reduced, and again when weights are gathered.
     itemsize = 4 if settings["precision"] == "fp32" else 2
     passed_on = 2 * itemsize * result["parameters"] * (machine["ranks"] - 1) / machine["ranks"]
     exchanged = result["median_seconds"]["muon"]["sent"]
     print(
         f"rank 0 sends {exchanged / 1e6:,.0f} MB of slices a step for muon, and {passed_on / 1e6:,.0f} MB of gradients "
-        "and weights with any optimizer"
+        "and weights in ZeRO-1 with any optimizer"
     )
 
 

@@ -160,17 +160,15 @@ def _check_tokenizer_of_parent(recipe: Recipe) -> None:
     Raises:
         UserError: It is another, or one is to be trained.
     """
-    from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
-
     source, tokenizer = recipe.model.init_from, recipe.tokenizer
-    if source is None or not is_huggingface(Path(source)):
-        return
+    if source is None or not is_huggingface(Path(source)) or recipe.data.holds_pairs:
+        return  # the ids of a Marian model are in another file than its tokenizer
     if tokenizer.path is None:
         raise UserError(
             f"model.init_from={source} was trained with its own tokenizer, and this recipe trains one; set "
             "tokenizer.path to a file of its tokenizer"
         )
-    check_same_tokenizer(tokenizer.path, tokenizer.lowercase, Path(source), recipe.data.holds_pairs)
+    check_same_tokenizer(tokenizer.path, tokenizer.lowercase, Path(source))
 
 
 def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, seconds: _Seconds) -> Manifest:

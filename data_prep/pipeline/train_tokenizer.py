@@ -29,7 +29,7 @@ from multihop.data_prep.rules.sentences import split_sentences
 from multihop.data_prep.stages.documents import SCHEMA, Selection, heldout_mask, read_hashes, read_rows
 from multihop.data_prep.stages.outputs import Output, read_batches, stage_key, write_batches, write_once
 from multihop.data_prep.stages.runner import StageRunner
-from multihop.data_prep.tokenizers.add_words import add_words
+from multihop.data_prep.tokenizers.add_words import RULES, add_words
 from multihop.data_prep.tokenizers.existing import import_tokenizer
 from multihop.data_prep.tokenizers.info import TARGET_TOKENIZER, AddedTokens, TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import describe, load
@@ -339,7 +339,7 @@ def _tokenizer_items(work: Path, samples: list[Output], data: DataConfig, tok: T
         existing = existing_tokenizer_sha256(data, tok)
         if not tok.add_words:
             return [TrainTokenizer(stage_key("tokenizer", [], existing), folder, (), 0, languages, tok, pairs)]
-        chosen_by = [[output.sha256 for output in samples], tok.add_words]
+        chosen_by = [[output.sha256 for output in samples], tok.add_words, RULES]
         key = stage_key("tokenizer", ["sentencepiece", "tokenizers"], existing, *chosen_by)
         return [TrainTokenizer(key, folder, paths, 0, languages, tok)]
     depends_on = ["rounded scores", [output.sha256 for output in samples], languages, tok.model_dump()]

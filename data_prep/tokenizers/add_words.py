@@ -1,20 +1,22 @@
 """Adds words of a text to an existing vocabulary: those on which it spends the most tokens.
 
-A word is what the tokenizer itself encodes apart from the rest: for WordPiece a run without spaces and punctuation, for
-byte-level BPE a word with the space before it, for SentencePiece a word with its blank. Adding a word saves its
-occurrences times its tokens less one. An added word becomes one token, the last ids are the added words', and no other
-id changes its meaning. How longer words are cut may change where they begin with an added word, as in a vocabulary that
-had the word from the start:
+A word is one pre-token, the unit that the model tokenizes independently: for WordPiece a run without spaces and
+punctuation, for byte-level BPE a word with the space before it; for SentencePiece, which has none, the letters and
+digits after a space, with its leading U+2581. Adding a word saves its occurrences times its tokens less one. An added
+word becomes one token, the last ids are the added words', and no other id changes its meaning. How longer words are
+split may change where they begin with an added word, as in a vocabulary that had the word from the start:
 
-- WordPiece takes the longest token at each place, so that an added word is found.
-- Byte-level BPE would need a merge for each pair of parts, whose results would be tokens too. Instead `ignore_merges`
-  is set, with which the library looks for the whole word first.
+- WordPiece takes the longest token at each place, so that an added word is found. What is left of a longer word must
+  have tokens too: a word with which a known word would become unknown is not added.
+- Byte-level BPE would need new merges, and each intermediate merge would add a token. Instead `ignore_merges` is set,
+  with which the library looks for the whole word first.
 - A unigram model gets the word with the logarithm of its frequency as its score, or a higher one where its parts
   together would still be better.
 """
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +27,13 @@ from multihop.data_prep.tokenizers.byte_bpe import BYTES
 from multihop.data_prep.tokenizers.hf_tokenizers import load_hf_tokenizer
 from multihop.data_prep.tokenizers.sentence_piece import BLANK, SCORE_STEP
 
+RULES = 1
+"""Increased when other words are chosen than in earlier versions."""
 LEAST_COUNT = 2
 """An added word occurs at least as often."""
+LONGEST = 24
+"""Characters of an added word, at most: without spaces between words, clauses would be added."""
+_WORD = re.compile(r"[^\W_]\w*")
 _NORMAL, _BYTE = 1, 6
 _UNIGRAM = 1
 
@@ -55,6 +62,13 @@ class _Vocabulary(Protocol):
     def text(self, word: str) -> str:
         """Return a word as texts spell it."""
 
+    def check(self) -> None:
+        """Check that words can be added, before any text is read.
+
+        Raises:
+            UserError: they cannot.
+        """
+
     def parts(self, word: str) -> list[int]:
         """Return the ids of a word's tokens; none if it has an unknown one."""
 
@@ -73,6 +87,7 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> AddedWords:
             tokenizer is of a kind to which words cannot be added.
     """
     vocabulary = _open(content)
+    vocabulary.check()
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(vocabulary.words(text))
@@ -80,25 +95,47 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> AddedWords:
     saved = {
         word: counts[word] * (len(parts) - 1)
         for word, parts in before.items()
-        if len(parts) > 1 and counts[word] >= LEAST_COUNT and any(map(str.isalpha, vocabulary.text(word)))
+        if len(parts) > 1 and counts[word] >= LEAST_COUNT and _is_word(vocabulary.text(word))
         # A unigram model may have a word whose parts are more probable.
         if word not in vocabulary.tokens
     }
-    if len(saved) < number:
-        raise UserError(
-            f"tokenizer.add_words={number:,} are more than the {len(saved):,} words of the sample that the vocabulary "
-            f"cuts and that occur at least {LEAST_COUNT} times; set {len(saved):,} or less, or raise "
-            "tokenizer.sample_mb"
-        )
-    words = sorted(saved, key=lambda word: (-saved[word], word))[:number]
-    extended = vocabulary.with_words(words, counts)
-    after = _open(extended)
+    while True:
+        if len(saved) < number:
+            raise UserError(
+                f"tokenizer.add_words={number:,} are more than the {len(saved):,} words of the sample that the "
+                f"vocabulary splits and that occur at least {LEAST_COUNT} times; set {len(saved):,} or less, or raise "
+                "tokenizer.sample_mb"
+            )
+        words = sorted(saved, key=lambda word: (-saved[word], word))[:number]
+        extended = vocabulary.with_words(words, counts)
+        tokenizer = _open(extended)
+        after = {word: tokenizer.parts(word) for word in counts}
+        lost = [word for word in counts if before[word] and not after[word]]
+        if not lost:
+            break
+        saved = {word: tokens for word, tokens in saved.items() if not any(each.startswith(word) for each in lost)}
     return AddedWords(
         extended,
         [before[word] for word in words],
         sum(count * len(before[word]) for word, count in counts.items()),
-        sum(count * len(after.parts(word)) for word, count in counts.items()),
+        sum(count * len(after[word]) for word, count in counts.items()),
     )
+
+
+def check_extensible(content: bytes) -> None:
+    """Check that words can be added to a tokenizer, before any text is read.
+
+    Args:
+        content: what `existing.import_tokenizer` returned.
+
+    Raises:
+        UserError: they cannot.
+    """
+    _open(content).check()
+
+
+def _is_word(text: str) -> bool:
+    return len(text.strip()) <= LONGEST and any(map(str.isalpha, text))
 
 
 def _open(content: bytes) -> _Vocabulary:
@@ -131,6 +168,19 @@ class _Json:
         model = {**self._tree["model"], **settings, "vocab": dict(sorted(ids.items(), key=lambda each: each[1]))}
         return (json.dumps({**self._tree, "model": model}, ensure_ascii=False) + "\n").encode()
 
+    def check(self) -> None:
+        """Check that no added token becomes a word of texts when it is put into the vocabulary; see `_with_vocabulary`.
+
+        Raises:
+            UserError: one would.
+        """
+        for token in self.tokens.keys() - self._tree["model"]["vocab"].keys():
+            if [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(token)] == [token]:
+                raise UserError(
+                    f"words cannot be added to this tokenizer.json: its added token {token!r} is a word, which texts "
+                    "could then contain; set tokenizer.add_words=0"
+                )
+
 
 class _WordPiece(_Json):
     def text(self, word: str) -> str:
@@ -152,26 +202,27 @@ class _ByteBPE(_Json):
     def parts(self, word: str) -> list[int]:
         return [token.id for token in self._model.tokenize(word)]
 
-    def with_words(self, words: Sequence[str], counts: Counter[str]) -> bytes:
-        if not self._tree["model"].get("ignore_merges"):
-            self._check_whole_words()
-        return self._with_vocabulary(words, ignore_merges=True)
-
-    def _check_whole_words(self) -> None:
-        """Check that looking for whole words first changes the ids of no word.
+    def check(self) -> None:
+        """Check also that looking for whole words first changes the ids of no word.
 
         Raises:
-            UserError: a word is a token of the vocabulary, but its merges do not lead there; or an added token is one.
+            UserError: a word is a token of the vocabulary, but its merges do not lead there.
         """
-        splitter, added = self._tokenizer.pre_tokenizer, self._tokenizer.get_added_tokens_decoder()
-        for token, number in self.tokens.items():
-            text = token if number in added or not BYTES.keys() >= set(token) else self.text(token)
+        super().check()
+        if self._tree["model"].get("ignore_merges"):
+            return
+        splitter = self._tokenizer.pre_tokenizer
+        for token, number in self._tree["model"]["vocab"].items():
+            text = self.text(token) if BYTES.keys() >= set(token) else token
             is_word = [word for word, _ in splitter.pre_tokenize_str(text)] == [token]
-            if is_word and (number in added or self.parts(token) != [number]):
+            if is_word and self.parts(token) != [number]:
                 raise UserError(
                     f"words cannot be added to this tokenizer.json: its token {token!r} ({number}) is a word that its "
                     "merges encode otherwise, and it would change; set tokenizer.add_words=0"
                 )
+
+    def with_words(self, words: Sequence[str], counts: Counter[str]) -> bytes:
+        return self._with_vocabulary(words, ignore_merges=True)
 
 
 class _Unigram:
@@ -196,10 +247,14 @@ class _Unigram:
         self._scores = [piece.score for piece in self._proto.pieces]
 
     def words(self, text: str) -> Iterator[str]:
-        return (BLANK + word for word in self._processor.normalize(text).split(BLANK) if word)
+        runs = (_WORD.match(word) for word in self._processor.normalize(text).split(BLANK))
+        return (BLANK + run[0] for run in runs if run)
 
     def text(self, word: str) -> str:
         return word.removeprefix(BLANK)
+
+    def check(self) -> None:
+        """Everything was checked when the model was opened."""
 
     def parts(self, word: str) -> list[int]:
         text = self.text(word)
@@ -212,8 +267,7 @@ class _Unigram:
         total = sum(counts[word] * max(1, len(self.parts(word))) for word in counts)
         least = min(score for score, kind in zip(self._scores, self._kinds, strict=True) if kind == _NORMAL)
         scores = {word: max(least, math.log(counts[word] / total)) for word in words}
-        content = b""
-        while True:
+        for _ in range(len(words) + 1):
             content = self._with_pieces(scores)
             extended = _Unigram(content)
             cut = {word: ids for word in words if len(ids := extended.parts(word)) > 1}
@@ -222,6 +276,10 @@ class _Unigram:
             # Each is now worth more than its parts, of which one may be an added word: the next pass sees to those
             # that are longer.
             scores |= {word: sum(extended._scores[i] for i in ids) + SCORE_STEP for word, ids in cut.items()}
+        raise UserError(
+            f"{cut.popitem()[0]!r} cannot be added to this SentencePiece model, whose scores are not logarithms of "
+            "probabilities; set tokenizer.add_words=0"
+        )
 
     def _with_pieces(self, scores: dict[str, float]) -> bytes:
         from sentencepiece import sentencepiece_model_pb2
@@ -232,4 +290,5 @@ class _Unigram:
             rounded = min(math.ceil(score / SCORE_STEP) * SCORE_STEP, 0.0)
             proto.pieces.add(piece=word, score=rounded, type=_NORMAL)
         proto.trainer_spec.vocab_size = len(proto.pieces)
+        proto.DiscardUnknownFields()  # such as a self-test of the former tokens
         return bytes(proto.SerializeToString(deterministic=True))

@@ -21,8 +21,8 @@ _FORMATS = (
 )
 HUGGINGFACE_FILES = (EXPORTED_MODEL, "tokenizer.json", "spiece.model", "vocab.txt", "vocab.json")
 """Files of a tokenizer in a Hugging Face model's directory; the first one that exists is used."""
-_PROBE = "The QUICK brown fox, naïve cafés; 3.14 (x_1)"
-"""A text that two tokenizers of the same tokens encode differently if only one lower-cases, for example."""
+_PROBE = "The QUICK brown fox, naïve cafe\u0301s; 3.14 (x_1)  \uff21\uff22 \ufb01ne 漢字かな don't\n\tit's"
+"""A text that two tokenizers of the same tokens usually encode differently if they normalize or split differently."""
 log = logging.getLogger("multihop")
 
 
@@ -99,27 +99,29 @@ def check_same_tokenizer(path: str | Path, lowercase: bool, model: Path, pairs: 
         of_model = find_huggingface_tokenizer(model)
         theirs = None if of_model is None else parse(import_huggingface_tokenizer(of_model, pairs))
     except UserError as error:
-        log.info("the tokenizer of %s is not compared with tokenizer.path: %s", model, error)
+        log.warning("the tokenizer of %s is not compared with tokenizer.path: %s", model, error)
         return
     if theirs is None:
         return
+    assert of_model is not None
     begin = f"tokenizer.path={path} is not the tokenizer of model.init_from={model}: "
     instead = f"the same ids would mean other tokens; set tokenizer.path={of_model}"
+    if of_model.suffix == ".txt":
+        instead += ", and tokenizer.lowercase as do_lower_case in tokenizer_config.json"
     if theirs.vocab_size != ours.vocab_size:
         raise UserError(
-            f"{begin}it has {ours.vocab_size:,} tokens, and that one {theirs.vocab_size:,}; {instead}, and "
-            "tokenizer.add_words for words of your texts"
+            f"{begin}it has {ours.vocab_size:,} tokens, but the model's has {theirs.vocab_size:,}; {instead}; "
+            "tokenizer.add_words adds words of your texts"
         )
     for i in range(ours.vocab_size):
         if theirs.id_to_token(i) != ours.id_to_token(i):
             raise UserError(
-                f"{begin}token {i} is {ours.id_to_token(i)!r}, and in that one {theirs.id_to_token(i)!r}; {instead}"
+                f"{begin}token {i} is {ours.id_to_token(i)!r}, but {theirs.id_to_token(i)!r} in the model's; {instead}"
             )
     if theirs.encode([_PROBE])[0].tolist() != ours.encode([_PROBE])[0].tolist():
         raise UserError(
             f"{begin}it has the same tokens but encodes {_PROBE!r} otherwise, for example because only one of the two "
-            f"lower-cases; set tokenizer.path={of_model}, and tokenizer.lowercase as do_lower_case in "
-            "tokenizer_config.json"
+            f"lower-cases; {instead}"
         )
 
 

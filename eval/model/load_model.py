@@ -47,7 +47,7 @@ def load_model(
         with CheckpointReader(checkpoint[0], _verify(*checkpoint)) as reader:
             model.load_state_dict(with_added_tokens(dict(reader.weights()), model, tokenizer))
         return model
-    weights = with_added_tokens(_huggingface_weights(*checkpoint), model, tokenizer)
+    weights = with_added_tokens(huggingface_weights(*checkpoint), model, tokenizer)
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.data.copy_(weights[name])
@@ -89,7 +89,7 @@ def _verify(checkpoint: str, sha256: str) -> CheckpointManifest:
 
 
 @lru_cache(maxsize=1)
-def _huggingface_weights(folder: str, sha256: str) -> dict[str, torch.Tensor]:
+def huggingface_weights(folder: str, sha256: str) -> dict[str, torch.Tensor]:
     """Return the weights by our names, hashed and mapped once per process for all its trials.
 
     Raises:

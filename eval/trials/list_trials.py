@@ -8,6 +8,7 @@ from multihop.eval.model.model_under_test import ModelUnderTest
 from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
 from multihop.eval.tasks.task import UNTRAINED, Example, Task
 from multihop.eval.trials.trial import Trial, describe_task
+from multihop.pretrain.models.families import FAMILIES
 
 
 def plan_trials(
@@ -48,6 +49,8 @@ def plan_trials(
             settings = settings.model_copy(update={"seq_len": seq_len})
             described = describe_task(task, settings, evaluated.heldout_sha256 if task_config.name == HELDOUT else None)
             work = _work(task, settings)
+            if task.metric == "perplexity" and not FAMILIES[evaluated.model.family].causal:
+                work *= settings.seq_len  # a forward pass for each token
             for seed in config.seeds[: 1 if untrained else None]:
                 for init in config.inits:
                     weights = models[init]

@@ -6,7 +6,7 @@ from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
-from multihop.eval.model.load_model import load_model
+from multihop.eval.model.load_model import huggingface_weights, load_model
 from multihop.eval.model.model_under_test import open_tokenizer
 from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Task
@@ -65,3 +65,12 @@ def trial_model(trial: Trial) -> Model:
     return load_model(
         config, trial.vocab_size, trial.source_vocab_size, checkpoint, trial.checkpoint_step, trial.seed, tokenizer
     )
+
+
+def lacking_weights(trial: Trial, model: Model) -> frozenset[str]:
+    """Return the parameters that the trial's Hugging Face model does not have, and that are random in `model`."""
+    if trial.checkpoint_dir is None or trial.checkpoint_step is not None:
+        return frozenset()
+    assert trial.checkpoint_sha256 is not None
+    weights = huggingface_weights(trial.checkpoint_dir, trial.checkpoint_sha256)
+    return frozenset(name for name, _ in model.named_parameters() if name not in weights)

@@ -17,7 +17,7 @@ from multihop.eval.model.load_model import device
 from multihop.eval.tasks import zero_shot_sets
 from multihop.eval.tasks.known_tasks import HELDOUT
 from multihop.eval.tasks.running_text import Text, text_of
-from multihop.eval.trials.open_trial import trial_model, trial_task, trial_tokenizers
+from multihop.eval.trials.open_trial import lacking_weights, trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
 from multihop.eval.zero_shot.choice import evaluate_choices
 from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
@@ -38,6 +38,11 @@ def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
     task = trial_task(trial)
     [(tokenizer, info)] = trial_tokenizers(trial)
     model = trial_model(trial).to(device()).eval()
+    lacking = lacking_weights(trial, model)
+    if lacking:
+        TrainedModel(str(trial.checkpoint_dir), model, tokenizer, info.special_ids, None, lacking).needs(
+            model.lm_head, f"predicting tokens, which task {task.name} needs"
+        )
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
     if task.test:
         text = text_of([example.texts[0] for example in task.test], "text", False)

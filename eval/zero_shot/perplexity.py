@@ -4,7 +4,8 @@ Tokenizers differ in how many tokens they cut a text into. So the negative log-l
 by the official number of words, whatever the model's tokens are, and by the bytes of the file (Radford et al. 2019,
 section 3.1). Of a masked model it is the pseudo-log-likelihood (Salazar et al. 2020), with the rest of a token's word
 masked too (Kauf and Ivanova 2023): a word of several tokens is then predicted from left to right, as in a causal model,
-and not from its own parts, which would favor vocabularies that cut more.
+and not from its own parts, which would favor vocabularies that split more. The number of masks still tells how many
+tokens a word has.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.run.heldout import unigram_loss
 
 _LARGEST_EXPONENT = 700
+MOST_MASKED = 50_000
+"""Tokens of a text for a masked model, at most."""
 
 
 def _units(blocks: NDArray[np.float64], documents: Sequence[int]) -> NDArray[np.float64]:
@@ -76,6 +79,13 @@ def evaluate_perplexity(
     encoded = encode_each(tokenizer, text.blocks)
     causal, rest = FAMILIES[model.config.family].causal, iter(encoded)
     documents = [np.array([*chain.from_iterable(islice(rest, count))], np.int64) for count in text.documents]
+    if not causal and (tokens := sum(map(len, encoded))) > MOST_MASKED:
+        raise UserError(
+            f"the text has {tokens:,} tokens, and a masked model takes a forward pass for each; give a text of at most "
+            f"{MOST_MASKED:,} tokens"
+        )
+    if not causal and seq_len < 3:
+        raise UserError(f"windows of {seq_len} tokens have no room for one beside [CLS] and [SEP]; raise eval.seq_len")
     if not any(encoded):
         raise UserError("the tokenizer has no token for anything in the text; evaluate on a text of its language")
     block_of = np.repeat(np.arange(len(encoded)), list(map(len, encoded)))

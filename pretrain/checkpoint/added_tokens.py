@@ -8,6 +8,8 @@ from torch import Tensor
 
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
+_PER_TOKEN = ("word.weight", "word_bias")
+"""Parameters with a row for each token; the output layer is `word.weight`."""
 Read = Callable[[str, str, int, int], Tensor]
 """As `CheckpointReader.read`: the kind, the parameter's name, its first element, and the number of elements."""
 
@@ -28,7 +30,10 @@ def extended_parameters(
     return [
         name
         for name, shape in expected.items()
-        if name in stored and (shape[0], stored[name][0]) == sizes and stored[name][1:] == shape[1:]
+        if name in _PER_TOKEN
+        and name in stored
+        and (shape[0], stored[name][0]) == sizes
+        and stored[name][1:] == shape[1:]
     ]
 
 
@@ -64,12 +69,16 @@ def read_with_added_rows(
         if name not in names:
             return read(kind, name, start, numel)
         width, stop = math.prod(shapes[name][1:]), start + numel
-        pieces = [read(kind, name, start, min(stop, base * width) - start)] if start < base * width else []
-        for row in range(max(start // width, base), -(-stop // width)):
-            first, last = max(start - row * width, 0), min(stop - row * width, width)
-            offsets = [part * width + first for part in all_parts[row - base]]
-            pieces.append(_mean([read(kind, name, offset, last - first) for offset in offsets]))
-        return torch.cat(pieces)
+        old = [read(kind, name, start, min(stop, base * width) - start)] if start < base * width else []
+        if stop <= base * width:
+            return old[0]
+        rows = range(max(start // width, base), -(-stop // width))
+        parts = [part for row in rows for part in all_parts[row - base]]
+        first, last = min(parts), max(parts)
+        # One request for all: each could take a bucket's latency.
+        stored = read(kind, name, first * width, (last - first + 1) * width).view(-1, width)
+        new = torch.cat([_mean([stored[part - first] for part in all_parts[row - base]]) for row in rows])
+        return torch.cat([*old, new[max(start - rows[0] * width, 0) : stop - rows[0] * width]])
 
     return read_slice
 

@@ -166,10 +166,10 @@ def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, dat
     for name in extended_parameters(stored, shapes, data.tokenizer):
         weights[name] = add_rows(weights[name], data.tokenizer)
         theirs["vocab_size"] = data.tokenizer.vocab_size
-    if all(list(weight.shape) == shapes.get(name) for name, weight in weights.items()):
+    if all(list(weights[name].shape) == shapes[name] for name in weights.keys() & shapes.keys()):
         positions = theirs.pop("max_positions")  # no weight depends on it: rotary positions, for example
         if positions < config.model.max_positions:
-            log.info("%s has max_positions=%d: later positions are new to it", source, positions)
+            log.warning("%s has max_positions=%d: it was not trained on positions beyond that", source, positions)
     if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
         raise UserError(
             f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "

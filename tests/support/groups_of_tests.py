@@ -5,15 +5,14 @@ import os
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Threads of OpenMP wait for each other in loops: two processes of two threads on two cores took eight times as long
-    # as two of one.
+    # OpenMP's threads busy-wait: two processes of two threads on two cores took eight times as long as two of one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those that use the groups of training processes run in one, as starting these processes takes long; those with
-    hosts of their own in another, as they watch what a machine's loss does to times. Both take longest, so that they
+    hosts of their own in another, because they measure times after a host is lost. Both take longest, so that they
     begin first. Of the others, those of a file."""
     if not config.getoption("loadgroup", False):  # which xdist sets in the processes that run tests
         return

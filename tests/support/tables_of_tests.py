@@ -1,4 +1,4 @@
-"""Figures that tests measure, shown after all of them have ended: with `-m long` or `-v`, in however many processes."""
+"""Measurements of tests, shown after all of them have ended: with `-m long` or `-v`, in however many processes."""
 
 import re
 from collections.abc import Callable

@@ -42,7 +42,7 @@ def test_the_same_tokens_in_other_files_are_the_same(model: Path, tmp_path: Path
 def test_a_cased_vocabulary_is_not_lower_cased(model: Path) -> None:
     (model / "vocab.txt").write_text("\n".join(VOCABULARY))
     (model / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    with pytest.raises(UserError, match=r"because only one of the two lower-cases; set tokenizer\.path="):
+    with pytest.raises(UserError, match=r"because only one of the two lower-cases; .* set tokenizer\.path="):
         check_same_tokenizer(model / "vocab.txt", True, model)
 
 
@@ -55,7 +55,7 @@ def test_other_tokens_are_refused(model: Path, tmp_path: Path, document: Callabl
     theirs.write_bytes(content)
     check_same_tokenizer(ours, True, model)
     theirs.write_bytes(train(texts, TokenizerConfig(vocab_size=64, threads=1)))
-    with pytest.raises(UserError, match=rf"it has 100 tokens, and that one 64; .* set tokenizer\.path={theirs}, and"):
+    with pytest.raises(UserError, match=rf"100 tokens, but the model's has 64; .* set tokenizer\.path={theirs};"):
         check_same_tokenizer(ours, True, model)
     swapped = sentencepiece_model_pb2.ModelProto.FromString(content)
     swapped.pieces[50].piece, swapped.pieces[51].piece = swapped.pieces[51].piece, swapped.pieces[50].piece

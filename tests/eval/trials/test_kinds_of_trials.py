@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from multihop.common.errors import UserError
 from multihop.common.json_lines import Row
@@ -204,6 +205,21 @@ def test_a_hugging_face_model_is_evaluated_as_the_checkpoint_that_it_was_made_of
     ours = _rows(config, _model_under_test(bert, bert_data, checkpoint))
     for row, other in zip(_rows(config, theirs), ours, strict=True):
         assert (row["value"], row["curve"]) == (other["value"], other["curve"])
+
+
+def test_the_perplexity_of_a_model_without_its_output_layer_is_refused(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("The river of the captain is long.\n" * 5)
+    task = tmp_path / "letters.yaml"
+    task.write_text("kind: perplexity\ntest: letters.txt\n")
+    config = _config(str(task), tmp_path, seq_len=16, inits=["pretrained"])
+    [row] = _rows(config, of_huggingface(published))
+    assert row["status"] == "ok" and row["other_metrics"]["pseudo-bits per byte"] > 0
+    weights = load_file(published / "model.safetensors")
+    without = {name: weight for name, weight in weights.items() if not name.startswith("cls.predictions")}
+    assert len(without) < len(weights)
+    save_file(without, published / "model.safetensors")
+    with pytest.raises(UserError, match=r"published has no weights for predicting tokens, which task letters needs"):
+        _rows(config, of_huggingface(published))
 
 
 @pytest.mark.usefixtures("bbc")

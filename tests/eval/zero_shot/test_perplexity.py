@@ -184,3 +184,12 @@ def test_broken_files_and_settings_are_refused(causal: Scorer, tmp_path: Path) -
         evaluate_perplexity(*causal, text, 64, 65)
     with pytest.raises(UserError, match="1 words in 5,000 bytes, too few"):
         evaluate_perplexity(*causal, text, 64)
+
+
+def test_what_a_masked_model_cannot_read_is_refused(masked: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(["The captain of the river found her letter."], "text", False)
+    with pytest.raises(UserError, match=r"windows of 2 tokens have no room .* raise eval\.seq_len"):
+        evaluate_perplexity(*masked, text, 2)
+    monkeypatch.setattr("multihop.eval.zero_shot.perplexity.MOST_MASKED", 3)
+    with pytest.raises(UserError, match="a masked model takes a forward pass for each; give a text of at most 3 tok"):
+        evaluate_perplexity(*masked, text, 16)
