@@ -24,8 +24,8 @@ bert: $(VENV)/demo.done
 test: lint $(VENV)/demo.done
 	PYTHONFAULTHANDLER=1 $(PYTEST)
 
-# Hundreds of kills, every bit flipped, every three of ranks, stages, precisions, offloads and optimizers that can meet:
-# about two hours. Shows what was measured at its end.
+# Hundreds of kills, every bit flipped, every valid combination of any three of ranks, stage, precision, offload and
+# optimizer. Shows what was measured at its end.
 test-long: $(VENV)/dev.done
 	PYTHONFAULTHANDLER=1 $(PYTEST) -m "long and not alone"
 	PYTHONFAULTHANDLER=1 $(BIN)/pytest -m "long and alone"

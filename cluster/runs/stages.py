@@ -177,7 +177,8 @@ def _prepare(run: ResolvedRun, allowed: Sequence[str], full_verify: bool, second
     if recipe.tokenizer.path is not None:
         tokenizer, objective = recipe.tokenizer, recipe.objective
         check_objective(recipe.tokenizer.path, tokenizer.lowercase, objective.name, objective.needs.special_tokens)
-    _check_tokenizer_of_parent(recipe)
+    if run.checkpoint is None:
+        _check_tokenizer_of_parent(recipe)
     if run.data is None:
         with seconds.of("prep"), progress_line("prepare  ") as line:
             folder, data = get_or_prepare_dataset(

@@ -10,7 +10,6 @@ The sample consists of the documents with the smallest hashes. A document's hash
 the sample is uniform over the corpus and deterministic.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,14 +257,9 @@ def train_tokenizer(item: TrainTokenizer) -> Output:
         if not config.add_words:
             path.write_bytes(content)
             return {}
-        extended = add_words(content, (text for text, _ in read_sample(item.samples)), config.add_words)
-        path.write_bytes(extended.content)
-        return {
-            "base_sha256": hashlib.sha256(content).hexdigest(),
-            "parts": extended.parts,
-            "tokens_before": extended.tokens_before,
-            "tokens_after": extended.tokens_after,
-        }
+        extended, added = add_words(content, (text for text, _ in read_sample(item.samples)), config.add_words)
+        path.write_bytes(extended)
+        return added.model_dump()
 
     folder = Path(item.folder)
     return write_once(folder / f"{item.key}.json", folder / f"{item.key}.model", write)

@@ -14,17 +14,18 @@ split may change where they begin with an added word, as in a vocabulary that ha
   together would still be better.
 """
 
+import hashlib
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.byte_bpe import BYTES
 from multihop.data_prep.tokenizers.hf_tokenizers import load_hf_tokenizer
+from multihop.data_prep.tokenizers.info import AddedTokens
 from multihop.data_prep.tokenizers.sentence_piece import BLANK, SCORE_STEP
 
 RULES = 1
@@ -36,20 +37,6 @@ LONGEST = 24
 _WORD = re.compile(r"[^\W_]\w*")
 _NORMAL, _BYTE = 1, 6
 _UNIGRAM = 1
-
-
-@dataclass(frozen=True)
-class AddedWords:
-    """A tokenizer with added words, and what that changes in the text that they were chosen from."""
-
-    content: bytes
-    """What `tokenizer.parse` reads."""
-    parts: list[list[int]]
-    """The ids of the tokens that each word had before, in the order of the added ids."""
-    tokens_before: int
-    """Tokens of the words of the text in the existing vocabulary; without words that have an unknown one."""
-    tokens_after: int
-    """Tokens of the same words with the added words."""
 
 
 class _Vocabulary(Protocol):
@@ -76,14 +63,17 @@ class _Vocabulary(Protocol):
         """Return the tokenizer's file with these words as its last tokens."""
 
 
-def add_words(content: bytes, texts: Iterable[str], number: int) -> AddedWords:
+def add_words(content: bytes, texts: Iterable[str], number: int) -> tuple[bytes, AddedTokens]:
     """Add `number` words of the texts to a tokenizer.
 
     Args:
         content: what `existing.import_tokenizer` returned.
 
+    Returns:
+        The tokenizer's file with the words, and their description.
+
     Raises:
-        UserError: the texts have fewer words that the vocabulary cuts and that occur `LEAST_COUNT` times, or the
+        UserError: the texts have fewer words that the vocabulary splits and that occur `LEAST_COUNT` times, or the
             tokenizer is of a kind to which words cannot be added.
     """
     vocabulary = _open(content)
@@ -114,11 +104,11 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> AddedWords:
         if not lost:
             break
         saved = {word: tokens for word, tokens in saved.items() if not any(each.startswith(word) for each in lost)}
-    return AddedWords(
-        extended,
-        [before[word] for word in words],
-        sum(count * len(before[word]) for word, count in counts.items()),
-        sum(count * len(after[word]) for word, count in counts.items()),
+    return extended, AddedTokens(
+        base_sha256=hashlib.sha256(content).hexdigest(),
+        parts=[before[word] for word in words],
+        tokens_before=sum(count * len(before[word]) for word, count in counts.items()),
+        tokens_after=sum(count * len(after[word]) for word, count in counts.items()),
     )
 
 
@@ -231,16 +221,6 @@ class _Unigram:
         from sentencepiece import sentencepiece_model_pb2
 
         self._proto = sentencepiece_model_pb2.ModelProto.FromString(content)  # type: ignore[attr-defined]
-        normal = self._proto.normalizer_spec
-        if self._proto.trainer_spec.model_type != _UNIGRAM or not (
-            normal.add_dummy_prefix
-            and normal.escape_whitespaces
-            and not self._proto.trainer_spec.treat_whitespace_as_suffix
-        ):
-            raise UserError(
-                "words can be added to WordPiece, byte-level BPE and SentencePiece's unigram models that put a space "
-                "before each word, and tokenizer.path is none of these; set tokenizer.add_words=0"
-            )
         self._processor = spm.SentencePieceProcessor(model_proto=content)
         self.tokens = {piece.piece for piece in self._proto.pieces}
         self._kinds = [piece.type for piece in self._proto.pieces]
@@ -254,7 +234,21 @@ class _Unigram:
         return word.removeprefix(BLANK)
 
     def check(self) -> None:
-        """Everything was checked when the model was opened."""
+        """Check that the model is a unigram one and marks the beginnings of words.
+
+        Raises:
+            UserError: it is not.
+        """
+        normal = self._proto.normalizer_spec
+        if self._proto.trainer_spec.model_type != _UNIGRAM or not (
+            normal.add_dummy_prefix
+            and normal.escape_whitespaces
+            and not self._proto.trainer_spec.treat_whitespace_as_suffix
+        ):
+            raise UserError(
+                "words can be added to WordPiece, byte-level BPE and SentencePiece's unigram models that put a space "
+                "before each word, and tokenizer.path is none of these; set tokenizer.add_words=0"
+            )
 
     def parts(self, word: str) -> list[int]:
         text = self.text(word)

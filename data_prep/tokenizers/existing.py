@@ -56,7 +56,7 @@ def find_huggingface_tokenizer(folder: Path) -> Path | None:
         UserError: it is of a model that changes texts before the tokenizer sees them.
     """
     tokenizer = next((folder / name for name in HUGGINGFACE_FILES if (folder / name).exists()), None)
-    if tokenizer is not None and tokenizer.name == "spiece.model" and lowercases(tokenizer):
+    if tokenizer is not None and tokenizer.name == "spiece.model" and _lowercases(tokenizer):
         raise UserError(
             f"{folder}: spiece.model is of a model that lower-cases texts and removes accents before "
             "SentencePiece sees them (do_lower_case), which is not supported; use a cased model"
@@ -64,7 +64,7 @@ def find_huggingface_tokenizer(folder: Path) -> Path | None:
     return tokenizer
 
 
-def lowercases(tokenizer: Path) -> bool:
+def _lowercases(tokenizer: Path) -> bool:
     """Return whether transformers lower-cases texts before this tokenizer: it does unless tokenizer_config.json says
     no."""
     config = tokenizer.with_name("tokenizer_config.json")
@@ -79,25 +79,25 @@ def import_huggingface_tokenizer(path: Path, pairs: bool = False) -> bytes:
     Raises:
         UserError: As for `import_tokenizer`.
     """
-    return import_tokenizer(path, path.suffix != ".txt" or lowercases(path), pairs)
+    return import_tokenizer(path, path.suffix != ".txt" or _lowercases(path), pairs)
 
 
-def check_same_tokenizer(path: str | Path, lowercase: bool, model: Path, pairs: bool = False) -> None:
+def check_same_tokenizer(path: str | Path, lowercase: bool, model: Path) -> None:
     """Refuse a tokenizer that is not that of a Hugging Face model, whose weights are for the model's own ids.
 
     A model without a tokenizer, or with one of a kind that is not read, is not checked.
 
     Args:
-        path, lowercase, pairs: as in `import_tokenizer`.
+        path, lowercase: as in `import_tokenizer`.
         model: the model's directory.
 
     Raises:
         UserError: the tokenizers differ.
     """
-    ours = parse(import_tokenizer(path, lowercase, pairs))
+    ours = parse(import_tokenizer(path, lowercase))
     try:
         of_model = find_huggingface_tokenizer(model)
-        theirs = None if of_model is None else parse(import_huggingface_tokenizer(of_model, pairs))
+        theirs = None if of_model is None else parse(import_huggingface_tokenizer(of_model))
     except UserError as error:
         log.warning("the tokenizer of %s is not compared with tokenizer.path: %s", model, error)
         return

@@ -20,10 +20,11 @@ class AddedTokens(Record):
     base_sha256: str
     """SHA-256 of the existing tokenizer, as it was imported."""
     parts: list[list[Count]]
-    """For each added token the ids of the tokens that stood for it in the existing vocabulary."""
+    """For each added token, in the order of their ids, the ids of the tokens that it was split into before."""
     tokens_before: Count
-    """Tokens of the sample in the existing vocabulary, without words that are unknown to it."""
+    """Number of tokens of the sample's words in the existing vocabulary, without words that have an unknown one."""
     tokens_after: Count
+    """Number of tokens of the same words with the added tokens."""
 
 
 class TokenizerInfo(Record):

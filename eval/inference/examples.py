@@ -135,7 +135,7 @@ def _weights(evaluated: ModelUnderTest) -> "dict[str, torch.Tensor]":
 
 def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
     from multihop.data_prep.dataset.manifest import read_data_manifest
-    from multihop.eval.model.load_model import with_added_tokens
+    from multihop.pretrain.checkpoint.added_tokens import with_added_tokens
     from multihop.pretrain.models.build import build_model, init_weights
 
     model = build_model(examples.after.model, examples.after.vocab_size)
@@ -143,6 +143,6 @@ def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
     weights = dict(model.state_dict())
     if examples.before is None:
         return weights
-    data = examples.after.data_path
-    tokenizer = None if data is None else read_data_manifest(data).tokenizer
+    assert examples.after.data_path is not None, "only a run has initial weights"
+    tokenizer = read_data_manifest(examples.after.data_path).tokenizer
     return {**weights, **with_added_tokens(_weights(examples.before), model, tokenizer)}

@@ -7,7 +7,7 @@ import torch
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.checkpoint.added_tokens import add_rows, extended_parameters
+from multihop.pretrain.checkpoint.added_tokens import with_added_tokens
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
@@ -45,29 +45,18 @@ def load_model(
         return model
     if step is not None:
         with CheckpointReader(checkpoint[0], _verify(*checkpoint)) as reader:
-            model.load_state_dict(with_added_tokens(dict(reader.weights()), model, tokenizer))
+            weights = dict(reader.weights())
+            model.load_state_dict(weights if tokenizer is None else with_added_tokens(weights, model, tokenizer))
         return model
-    weights = with_added_tokens(huggingface_weights(*checkpoint), model, tokenizer)
+    weights = huggingface_weights(*checkpoint)
+    if tokenizer is not None:
+        weights = with_added_tokens(weights, model, tokenizer)
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.data.copy_(weights[name])
         else:  # a head that the files lack
             init_parameter(model, name, parameter, seed)
     return model
-
-
-def with_added_tokens(
-    weights: dict[str, torch.Tensor], model: Model, tokenizer: TokenizerInfo | None
-) -> dict[str, torch.Tensor]:
-    """Return the weights with rows for the added tokens, where they lack them."""
-    if tokenizer is None:
-        return weights
-    stored, expected = (
-        {name: list(each.shape) for name, each in parameters}
-        for parameters in (weights.items(), model.named_parameters())
-    )
-    rows = {name: add_rows(weights[name], tokenizer) for name in extended_parameters(stored, expected, tokenizer)}
-    return {**weights, **rows}
 
 
 def device() -> torch.device:

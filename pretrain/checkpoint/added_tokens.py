@@ -1,10 +1,10 @@
-"""Initial weights of tokens that were added to a model's vocabulary: the mean of those that stood for each before."""
+"""Initial rows of tokens that were added to a vocabulary: the mean of the rows that each was split into before."""
 
 import math
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 
@@ -37,18 +37,24 @@ def extended_parameters(
     ]
 
 
-def add_rows(weight: Tensor, tokenizer: TokenizerInfo) -> Tensor:
-    """The parameter with a row for each added token.
+def with_added_tokens(weights: dict[str, Tensor], model: nn.Module, tokenizer: TokenizerInfo) -> dict[str, Tensor]:
+    """The weights of a model, with rows for the added tokens where they lack these.
 
     Args:
-        weight: (B, …), B the size of the vocabulary without added tokens.
-
-    Returns:
-        (V, …).
+        weights: By name; whole tensors.
+        model: The model with the added tokens.
+        tokenizer: Its tokenizer.
     """
-    assert tokenizer.added is not None and len(weight) == tokenizer.base_vocab_size
-    rows = [_mean([weight[part] for part in parts]) for parts in tokenizer.added.parts]
-    return torch.cat([weight, torch.stack(rows)])
+    stored, expected = (
+        {name: list(tensor.shape) for name, tensor in tensors}
+        for tensors in (weights.items(), model.named_parameters())
+    )
+    extended = dict(weights)
+    for name in extended_parameters(stored, expected, tokenizer):
+        assert tokenizer.added is not None
+        rows = [_mean([weights[name][part] for part in parts]) for parts in tokenizer.added.parts]
+        extended[name] = torch.cat([weights[name], torch.stack(rows)])
+    return extended
 
 
 def read_with_added_rows(

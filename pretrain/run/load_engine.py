@@ -14,7 +14,7 @@ from torch import Tensor
 from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
-from multihop.pretrain.checkpoint.added_tokens import Read, add_rows, extended_parameters, read_with_added_rows
+from multihop.pretrain.checkpoint.added_tokens import Read, extended_parameters, read_with_added_rows, with_added_tokens
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState, folder_of_step
@@ -156,16 +156,15 @@ def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, dat
     Raises:
         UserError: It is a model of other sizes, or of another vocabulary.
     """
-    imported, vocab_size, weights = import_model(source)
+    imported, vocab_size, stored = import_model(source)
+    weights = with_added_tokens(stored, model, data.tokenizer)
+    if weights["word.weight"].shape != stored["word.weight"].shape:
+        vocab_size = data.tokenizer.vocab_size
     vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
     theirs = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
     vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
     ours = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    stored = {name: list(weight.shape) for name, weight in weights.items()}
-    for name in extended_parameters(stored, shapes, data.tokenizer):
-        weights[name] = add_rows(weights[name], data.tokenizer)
-        theirs["vocab_size"] = data.tokenizer.vocab_size
     if all(list(weights[name].shape) == shapes[name] for name in weights.keys() & shapes.keys()):
         positions = theirs.pop("max_positions")  # no weight depends on it: rotary positions, for example
         if positions < config.model.max_positions:

@@ -1,4 +1,4 @@
-"""Some of all combinations of settings: few for `make test`, more for `make test-long`."""
+"""Choose some of all combinations of settings: few for `make test`, more for `make test-long`."""
 
 import itertools
 import random
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 
-def every_three(combinations: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Those among which any three values that occur together in one of `combinations` do so too.
+def three_way_combinations(combinations: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Return a 3-way covering array: any three values that occur together in `combinations` do so in what is returned.
 
-    A fault that needs three settings to meet is met by one of them.
+    So a fault that takes three settings together is seen.
     """
     shuffled = list(combinations)
     random.Random(0).shuffle(shuffled)
@@ -30,7 +30,7 @@ def _triples(combination: Sequence[Any]) -> set[tuple[tuple[int, Any], ...]]:
 
 
 def short_and_long(short: Iterable[Sequence[Any]], long: Iterable[Sequence[Any]]) -> list[Any]:
-    """Parameters of a test: those of `make test`, then the others, which are marked long."""
+    """Return the parameters of a test: those of `make test`, then the others, which are marked long."""
     first = list(short)
     others = [each for each in long if tuple(each) not in map(tuple, first)]
     return [

@@ -11,9 +11,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those that use the groups of training processes run in one, as starting these processes takes long; those with
-    hosts of their own in another, because they measure times after a host is lost. Both take longest, so that they
-    begin first. Of the others, those of a file."""
+    """Group the tests that use the pools of training processes, since starting these takes long; those with hosts of
+    their own, because they measure times after a host is lost; and the others by file. The first two groups take
+    longest and begin first."""
     if not config.getoption("loadgroup", False):  # which xdist sets in the processes that run tests
         return
     first = ("ranks", "hosts")

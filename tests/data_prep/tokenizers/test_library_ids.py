@@ -41,7 +41,7 @@ def content_of(document: Callable[[int], str]) -> Callable[[str], bytes]:
         else:
             content = getattr(published, kind)(texts, 1000)
         change = {"": bytes, "odd": published.with_odd_tokens, "words": published.with_words}
-        change["added"] = lambda content: add_words(content, texts, 30).content
+        change["added"] = lambda content: add_words(content, texts, 30)[0]
         return change[more](content)
 
     return of

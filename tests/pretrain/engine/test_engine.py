@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from covering import every_three, short_and_long
+from covering import short_and_long, three_way_combinations
 from numpy.typing import NDArray
 from rank_jobs import begin_training, loss_scales, norm_of_equal_passes, train_on_pairs
 from rank_pool import RankPool
@@ -137,7 +137,7 @@ def largest(ours: list[float], theirs: list[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "precision", "ranks", "stage", "offload"), short_and_long(SHORT, every_three(ALL))
+    ("optimizer", "precision", "ranks", "stage", "offload"), short_and_long(SHORT, three_way_combinations(ALL))
 )
 def test_thirty_steps_are_those_of_a_plain_loop(
     pool: Pool, table: Table, optimizer: str, precision: str, ranks: int, stage: int, offload: str

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from covering import every_three, short_and_long
+from covering import short_and_long, three_way_combinations
 from kinds_of_families import OBJECTIVES, TRAINED_WITH
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
@@ -100,7 +100,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(
-    ("objective", "ranks", "stage", "optimizer", "precision"), short_and_long(SAME_SHORT, every_three(SAME))
+    ("objective", "ranks", "stage", "optimizer", "precision"), short_and_long(SAME_SHORT, three_way_combinations(SAME))
 )
 def test_the_same_ranks_resume_bit_for_bit(
     pool: Pool,
@@ -172,7 +172,7 @@ def wholes(pool: Pool, prepared: Prepared, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "written", "ranks", "stage", "offload"), short_and_long(CROSS_SHORT, every_three(CROSS))
+    ("optimizer", "written", "ranks", "stage", "offload"), short_and_long(CROSS_SHORT, three_way_combinations(CROSS))
 )
 def test_any_other_ranks_stage_and_offload_resume_within_rounding(
     pool: Pool,
