@@ -6,7 +6,7 @@ from typing import Any
 from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.models.families import families_with
+from multihop.pretrain.models.families import PRESETS, families_with
 from multihop.pretrain.objectives.config import objectives_with
 
 _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
@@ -35,6 +35,11 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
         instead = f"objective.name={' or '.join(objectives_with(name))}"
         reads = name in objective.needs.keys
         yield f"objective.{name}", objective, name, reads, (f"objective.name={objective.name}", instead)
+    has_thetas = hasattr(config.model, "global_rope_theta")
+    rotary = has_thetas and getattr(config.model, "positions") == "rotary"  # noqa: B009
+    rotary_settings = f"model.family={config.model.family}", f"model.family={families_with('global_rope_theta')}"
+    if has_thetas:
+        rotary_settings = "model.positions=learned", "model.positions=rotary"
     for number, phase in enumerate(config.phases):
         for name, schedules in (
             ("power", ("polynomial",)),
@@ -44,9 +49,10 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             section, instead = f"phases[{number}]", " or ".join(schedules)
             reads = phase.schedule in schedules
             yield f"{section}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
-        reads = hasattr(config.model, "global_rope_theta")
-        settings = f"model.family={config.model.family}", f"model.family={families_with('global_rope_theta')}"
-        yield f"phases[{number}].global_rope_theta", phase, "global_rope_theta", reads, settings
+        yield f"phases[{number}].global_rope_theta", phase, "global_rope_theta", rotary, rotary_settings
+    for name in ("global_rope_theta", "local_rope_theta") if has_thetas else ():
+        reads = rotary or name in PRESETS.get(str(config.model.preset), {})
+        yield f"model.{name}", config.model, name, reads, rotary_settings
     optimizer = config.optimizer
     for name, optimizers in (
         ("max_trust", ("lamb",)),

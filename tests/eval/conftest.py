@@ -112,9 +112,9 @@ def reviews(vader: Callable[[bytes], Path]) -> Path:
     return vader("\r\n".join(lines).encode())
 
 
-def _model(family: str) -> ModelConfig:
+def _model(family: str, **others: int) -> ModelConfig:
     sizes = {"layers": 1, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1}
-    return parse_model_config({"family": family, **sizes})
+    return parse_model_config({"family": family, **sizes, **others})
 
 
 @pytest.fixture
@@ -127,6 +127,18 @@ def bert() -> ModelConfig:
 def gpt2() -> ModelConfig:
     """A GPT-2 of one layer."""
     return _model("gpt2")
+
+
+@pytest.fixture
+def modernbert() -> ModelConfig:
+    """A ModernBERT of one global and one local layer."""
+    return _model("modernbert", layers=2, local_attention=8)
+
+
+@pytest.fixture
+def modernbert_decoder() -> ModelConfig:
+    """Its causal twin."""
+    return _model("modernbert-decoder", layers=2, local_attention=8)
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ def _ettin(layers: int, hidden: int, heads: int, intermediate: int) -> dict[str,
 
 class ModernConfig(AttentionConfig):
     """What ModernBERT and its causal twin have in common: rotary positions, GEGLU, pre-norm without biases, and
-    sliding-window attention in most layers."""
+    sliding-window attention in most layers. `positions`, `feed_forward` and `norm` switch these parts one at a time,
+    to measure them."""
 
     dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout rate after the embeddings, of the attention weights, after the attention's output projection, and before
@@ -53,6 +54,13 @@ class ModernConfig(AttentionConfig):
     """Base of the wavelengths of the rotary positions in global layers."""
     local_rope_theta: Annotated[float, SIZES] = Field(default=10_000.0, gt=0.0)
     """Base of the wavelengths of the rotary positions in local layers."""
+    positions: Annotated[Literal["rotary", "learned"], SIZES] = "rotary"
+    """Position embeddings: rotary (Su et al. 2021), as published, or learned and absolute, as in BERT."""
+    feed_forward: Annotated[Literal["geglu", "gelu"], SIZES] = "geglu"
+    """Feed-forward blocks. geglu: as published; gelu: without the gate, with two matrices instead of three."""
+    norm: Annotated[Literal["pre", "post"], SIZES] = "pre"
+    """Position of the layer norms. pre: before each sublayer and after the last layer, as published; post: after each
+    residual sum, as in BERT."""
     word_init: WordInit = "random"
     output_bias: OutputBias = "zeros"
 
@@ -68,7 +76,7 @@ class ModernConfig(AttentionConfig):
 
     @model_validator(mode="after")
     def _rotary_needs_even_heads(self) -> "ModernConfig":
-        if self.hidden // self.heads % 2:
+        if self.positions == "rotary" and self.hidden // self.heads % 2:
             raise UserError(
                 f"hidden={self.hidden} and heads={self.heads} make heads of width {self.hidden // self.heads}, and "
                 "rotary positions need an even width; change one of them"
@@ -91,7 +99,8 @@ class ModernConfig(AttentionConfig):
             last_tokens: number of tokens whose states the last layer computes after its keys and values.
         """
         hidden, tokens, length = self.hidden, float(lengths.sum()), lengths.astype(np.float64)
-        inputs, outputs = 3 * hidden**2, hidden**2 + 3 * hidden * self.intermediate
+        matrices = 3 if self.feed_forward == "geglu" else 2
+        inputs, outputs = 3 * hidden**2, hidden**2 + matrices * hidden * self.intermediate
         projections = self.layers * tokens * inputs + ((self.layers - 1) * tokens + last_tokens) * outputs
         # Under a causal mask a token attends to half of the others, or to one side of the window.
         everything = float((length**2).sum()) * (0.5 if causal else 1.0)

@@ -58,6 +58,7 @@ def modern_names(model_type: str, architecture: str, head: str, query_key_value:
         copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
         thetas=THETAS,
         layer_types="global_attn_every_n_layers",
+        options={"positions": "rotary", "feed_forward": "geglu", "norm": "pre"},
         special_ids=True,
     )
 

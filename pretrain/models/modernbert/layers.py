@@ -16,40 +16,49 @@ from multihop.pretrain.models.modernbert.config import ModernConfig
 EPS = 1e-5
 
 
-class GatedFeedForward(nn.Module):
-    """GEGLU (Shazeer 2020): one projection through a GELU times another one, then the output projection."""
+class ModernFeedForward(nn.Module):
+    """GEGLU (Shazeer 2020): one projection through a GELU times another one, then the output projection. Without the
+    gate, the projection itself goes through the GELU."""
 
     def __init__(self, config: ModernConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.hidden, config.intermediate, bias=False)
+        gated = config.feed_forward == "geglu"
+        self.gate = nn.Linear(config.hidden, config.intermediate, bias=False) if gated else None
         self.up = nn.Linear(config.hidden, config.intermediate, bias=False)
         self.down = nn.Linear(config.intermediate, config.hidden, bias=False)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """x and the result: (N, H)."""
-        return self.down(self.dropout(F.gelu(self.gate(x)) * self.up(x)))
+        activated = F.gelu(self.up(x)) if self.gate is None else F.gelu(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(activated))
 
 
 class ModernLayer(nn.Module):
-    """A pre-norm block without biases. The first has no norm before attention, because the embedding has one."""
+    """A block without biases. The first pre-norm one has no norm before attention, because the embedding has one."""
 
     def __init__(self, config: ModernConfig, layer: int, causal: bool) -> None:
         super().__init__()
-        self.attention_norm = nn.Identity() if layer == 0 else nn.LayerNorm(config.hidden, eps=EPS, bias=False)
+        self.pre_norm = config.norm == "pre"
+        without = self.pre_norm and layer == 0
+        self.attention_norm = nn.Identity() if without else nn.LayerNorm(config.hidden, eps=EPS, bias=False)
         window = None if config.is_global(layer) else config.window(causal)
         self.attention = SelfAttention(config, causal, window=window, bias=False)
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False)
-        self.feed_forward = GatedFeedForward(config)
+        self.feed_forward = ModernFeedForward(config)
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, sequences: Sequences, rotation: Rotation, token_indices: Tensor | None = None
+        self, x: Tensor, sequences: Sequences, rotation: Rotation | None, token_indices: Tensor | None = None
     ) -> Tensor:
         """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`."""
-        attended = self.attention(self.attention_norm(x), sequences, token_indices, rotation)
+        attended = self.attention(self.attention_norm(x) if self.pre_norm else x, sequences, token_indices, rotation)
         x = select_tokens(x, token_indices) + self.dropout(attended)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        if self.pre_norm:
+            return x + self.feed_forward(self.feed_forward_norm(x))
+        x = self.attention_norm(x)
+        normed: Tensor = self.feed_forward_norm(x + self.feed_forward(x))
+        return normed
 
 
 def apply_modern_layers(
@@ -66,8 +75,10 @@ def apply_modern_layers(
         positions: int64 (N,).
     """
     width = config.hidden // config.heads
-    of_global = rotation_of(positions, width, config.global_rope_theta)
-    of_local = rotation_of(positions, width, config.local_rope_theta)
+    of_global = of_local = None
+    if config.positions == "rotary":
+        of_global = rotation_of(positions, width, config.global_rope_theta)
+        of_local = rotation_of(positions, width, config.local_rope_theta)
     *inner, last = layers
     for number, layer in enumerate(inner):
         x = layer(x, sequences, of_global if config.is_global(number) else of_local)

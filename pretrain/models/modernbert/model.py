@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import embed
+from multihop.pretrain.models.layers.blocks import embed_with_positions
 from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
@@ -23,10 +23,14 @@ class ModernModel(Model):
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)
+        learned = config.positions == "learned"
+        self.position = nn.Embedding(config.max_positions, config.hidden) if learned else None
         self.embedding_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(ModernLayer(config, layer, causal) for layer in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False)
+        # The last post-norm layer ends with a norm of its own.
+        pre_norm = config.norm == "pre"
+        self.final_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False) if pre_norm else nn.Identity()
         self.transform = nn.Linear(config.hidden, config.hidden, bias=False)
         self.transform_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False)
         self.word_bias = nn.Parameter(zeros(vocab_size))
@@ -45,9 +49,11 @@ class ModernModel(Model):
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`."""
         assert packed.token_type_ids is None, "ModernBERT has no token types"
         sequences = Sequences.of(packed, cache)
-        x = self.dropout(self.embedding_norm(embed(self.word, packed.input_ids, sparse_lookup_grad)))
+        x = embed_with_positions(self.word, self.position, packed, sparse_lookup_grad)
+        x = self.dropout(self.embedding_norm(x))
         x = apply_modern_layers(self.config, self.layers, x, packed.positions, sequences, token_indices)
-        return self.final_norm(x)
+        hidden: Tensor = self.final_norm(x)
+        return hidden
 
     def lm_head_transform(self, hidden: Tensor) -> Tensor:
         """(M, H) -> (M, H): what the output projection is applied to."""

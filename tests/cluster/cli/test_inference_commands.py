@@ -119,6 +119,17 @@ def test_mean_embeddings_are_those_of_the_pipeline(run_of: RunOf, family: str) -
         np.testing.assert_allclose(row["embedding"], np.mean(states, 0), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", MASKED)
+def test_mean_embeddings_are_those_of_sentence_transformers(run_of: RunOf, family: str) -> None:
+    """It opens an export as it is, and pads its batches."""
+    from sentence_transformers import SentenceTransformer
+
+    run = run_of(family)
+    actual = rows(answer("embed", run, given="\n".join(PROMPTS) + "\n"))
+    expected = SentenceTransformer(str(run / "exported"), device="cpu").encode(PROMPTS)
+    np.testing.assert_allclose([row["embedding"] for row in actual], expected, atol=1e-5)
+
+
 def test_a_familys_own_embedding(run_of: RunOf) -> None:
     """BERT's pooler, RoBERTa's first token and GPT-2's last."""
     import torch

@@ -32,6 +32,7 @@ from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 CPU = torch.device("cpu")
@@ -147,19 +148,22 @@ def test_a_seed_decides_the_lstm(bert: ModelConfig, bert_data: Path) -> None:
         ("gpt2", "conll2003", Features(layers=[0, 1], combine="sum"), 4),
         ("bert", "bbc-topics", LINEAR.model_copy(update={"combine": "mix"}), 8),
         ("gpt2", "bbc-topics", LINEAR, 8),
+        ("modernbert", "bbc-topics", LINEAR, 8),
+        ("modernbert_decoder", "conll2003", LINEAR, 8),
     ],
 )
 def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
     family: str, name: str, features: Features, epochs: int, request: pytest.FixtureRequest, few_units: None
 ) -> None:
     torch.set_num_threads(1)
-    config, data = (request.getfixturevalue(fixture) for fixture in (family, f"{family}_data"))
+    config: ModelConfig = request.getfixturevalue(family)
+    data = request.getfixturevalue("gpt2_data" if FAMILIES[config.family].causal else "bert_data")
     task = load_task(name, None)
     model = _model(config, data, task, features)
     before = {key: tensor.clone() for key, tensor in model.encoder.state_dict().items()}
     trained = {key: p.detach().clone() for key, p in model.named_parameters() if p.requires_grad}
     settings = TrialSettings(epochs=epochs, lr=1e-2, batch_size=8, seq_len=32)
-    result = finetune_labeled(model, task, _encoded(task, data, family), settings, 0)
+    result = finetune_labeled(model, task, _encoded(task, data, config.family), settings, 0)
     assert result.value > 0.8
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.encoder.state_dict().items())
     assert trained and not any(key.startswith("encoder.") for key in trained)

@@ -22,6 +22,7 @@ from multihop.eval.tasks.task import Example, Task
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import FAMILIES
 
 Sets = dict[str, Encoded]
 
@@ -31,7 +32,7 @@ def _encoded(task: Task, data: Path, family: str = "bert", seq_len: int = 64) ->
     tokenizer = load(data / info.file)
     frame = frame_of(family, info.special_ids, info.vocab_size)
     sets = {"train": task.train, "dev": task.dev, "test": task.test, **task.other_sets, **task.unlabelled}
-    both = task.symmetric and family == "gpt2"
+    both = task.symmetric and FAMILIES[family].causal
     return {name: encode(part, task.kind, tokenizer, frame, seq_len, both) for name, part in sets.items()}
 
 
@@ -217,11 +218,10 @@ def _choices(count: int) -> tuple[Example, ...]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_pairs_choices_and_further_sets(
-    family: str, bert: ModelConfig, gpt2: ModelConfig, bert_data: Path, gpt2_data: Path, quick: TrialSettings
-) -> None:
-    config, data = {"bert": (bert, bert_data), "gpt2": (gpt2, gpt2_data)}[family]
+@pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert", "modernbert_decoder"])
+def test_pairs_choices_and_further_sets(family: str, request: pytest.FixtureRequest, quick: TrialSettings) -> None:
+    config: ModelConfig = request.getfixturevalue(family)
+    data = request.getfixturevalue("gpt2_data" if FAMILIES[config.family].causal else "bert_data")
     task = Task(
         name="same",
         kind="classification",

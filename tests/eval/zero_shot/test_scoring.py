@@ -1,14 +1,27 @@
 """Batched scores are those of one sequence at a time, whatever the batches."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_scorers import Scorer
+from tiny_scorers import Scorer, causal_scorer, scorer_of
 
 from multihop.common.errors import UserError
 from multihop.eval.zero_shot.scoring import Continuation, log_likelihoods, pseudo_log_likelihoods
+from multihop.pretrain.models.config import ModelConfig
+
+
+@pytest.fixture(params=["gpt2", "modernbert_decoder"])
+def causal(request: pytest.FixtureRequest) -> Scorer:
+    model: ModelConfig = request.getfixturevalue(request.param)
+    return causal_scorer(model.model_copy(update={"max_positions": 160}))
+
+
+@pytest.fixture(params=["bert", "modernbert"])
+def masked(request: pytest.FixtureRequest, bert_data: Path) -> Scorer:
+    return scorer_of(request.getfixturevalue(request.param), bert_data)
 
 
 def _continuations(vocab_size: int) -> list[Continuation]:
@@ -80,9 +93,9 @@ def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_token
 
 
 def test_what_a_model_cannot_score_is_refused(causal: Scorer, masked: Scorer) -> None:
-    with pytest.raises(UserError, match=r"needs a causal model, but model\.family=bert"):
+    with pytest.raises(UserError, match=rf"needs a causal model, but model\.family={masked.model.config.family}"):
         log_likelihoods(masked.model, [Continuation([1], [2])])
-    with pytest.raises(UserError, match=r"need a masked model, but model\.family=gpt2"):
+    with pytest.raises(UserError, match=rf"need a masked model, but model\.family={causal.model.config.family}"):
         pseudo_log_likelihoods(causal.model, [[1]], causal.special_ids)
     with pytest.raises(UserError, match=r"continuation 2 has 161 tokens, but the model has max_positions=160"):
         log_likelihoods(causal.model, [Continuation([1], [2]), Continuation([1], [2] * 161)])

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from packed_texts import packed, sequences_of
 from pydantic import ValidationError
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from multihop.common.errors import UserError
+from multihop.pretrain.checkpoint.huggingface_config import config_json
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.cpu.dropout import keep_probability
 from multihop.pretrain.models.families import PRESETS, parse_model_config
@@ -26,6 +29,7 @@ from multihop.pretrain.models.modernbert.config import ModernConfig
 from multihop.pretrain.packed_tokens import PackedTokens
 
 TWINS = ["modernbert", "modernbert-decoder"]
+SWITCHES: list[dict[str, Any]] = [{}, {"positions": "learned"}, {"feed_forward": "gelu"}, {"norm": "post"}]
 Lengths = st.lists(st.integers(1, 200), min_size=1, max_size=4)
 
 
@@ -112,11 +116,64 @@ def test_a_rotation_keeps_norms_and_its_gradient_is_the_rotation_backwards() -> 
 
 
 @pytest.mark.parametrize("family", TWINS)
+@pytest.mark.parametrize("changes", SWITCHES)
+def test_each_part_can_be_switched(family: str, changes: dict[str, Any]) -> None:
+    config = config_of(family, **changes)
+    model, ids = rough_model(config).double(), torch.arange(30) * 7 % 97
+    causal = family == TWINS[1]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        weight = dict(model.named_parameters()).get(f"{name}.weight")
+        return x if weight is None else F.layer_norm(x, x.shape[-1:], weight, eps=1e-5)
+
+    x = model.word.weight[ids]
+    if config.positions == "learned":
+        x = x + model.get_parameter("position.weight")[: len(ids)]
+    x = norm(x, "embedding_norm")
+    for number, layer in enumerate(model.layers):
+        part: Any = layer
+        theta, window = (config.global_rope_theta, 10**6) if number % 3 == 0 else (10_000.0, config.window(causal))
+
+        def attention(y: Tensor, part: Any = part, theta: float = theta, window: int = window) -> Tensor:
+            inputs = [getattr(part.attention, name)(y).view(len(y), 2, -1) for name in ("query", "key", "value")]
+            if config.positions == "rotary":
+                rotation = rotation_of(torch.arange(len(y)), 12, theta)
+                inputs[:2] = [rotate(each, rotation) for each in inputs[:2]]
+            output: Tensor = part.attention.output(directly(inputs, [len(y)], window, causal).flatten(1))
+            return output
+
+        def feed_forward(y: Tensor, part: Any = part) -> Tensor:
+            block = part.feed_forward
+            up = F.gelu(block.up(y)) if config.feed_forward == "gelu" else F.gelu(block.gate(y)) * block.up(y)
+            down: Tensor = block.down(up)
+            return down
+
+        for name, sublayer in (("attention_norm", attention), ("feed_forward_norm", feed_forward)):
+            own = f"layers.{number}.{name}"
+            x = x + sublayer(norm(x, own)) if config.norm == "pre" else norm(x + sublayer(x), own)
+    norms = [name for name, _ in model.named_parameters() if "norm" in name and "transform" not in name]
+    assert len(norms) == 2 * config.layers + 1  # pre: none in the first layer's attention, and one at the end
+    expected = norm(x, "final_norm")
+    with torch.no_grad():
+        # Rotations are computed in float32.
+        torch.testing.assert_close(model.encode(packed(ids, [len(ids)])), expected, rtol=1e-6, atol=1e-6)
+    if changes:
+        with pytest.raises(UserError, match=rf"has {next(iter(changes))}=.* it cannot be exported"):
+            config_json(config, 211, {"pad": 0, "cls": 2, "sep": 3, "end": 0})
+
+
+@pytest.mark.parametrize("family", TWINS)
 @settings(deadline=None, max_examples=20)
-@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5), equal=st.booleans())
-def test_what_is_packed_beside_a_sequence_changes_nothing(family: str, lengths: list[int], equal: bool) -> None:
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    equal=st.booleans(),
+    changes=st.sampled_from(SWITCHES),
+)
+def test_what_is_packed_beside_a_sequence_changes_nothing(
+    family: str, lengths: list[int], equal: bool, changes: dict[str, Any]
+) -> None:
     lengths = [lengths[0]] * len(lengths) if equal else lengths
-    model, ids = rough_model(config_of(family)), torch.arange(sum(lengths)) % 97
+    model, ids = rough_model(config_of(family, **changes)), torch.arange(sum(lengths)) % 97
     with torch.no_grad():
         together = model.encode(packed(ids, lengths)).split(lengths)
         for part, states in zip(ids.split(lengths), together, strict=True):
@@ -149,9 +206,12 @@ def test_local_layers_carry_a_token_one_window_each(family: str) -> None:
     new=st.integers(1, 30),
     window=st.sampled_from([2, 4, 8, 64]),
     every=st.integers(1, 5),
+    changes=st.sampled_from(SWITCHES),
 )
-def test_states_with_a_key_value_cache_are_those_without(lengths: list[int], new: int, window: int, every: int) -> None:
-    config = config_of("modernbert-decoder", local_attention=window, global_attn_every_n_layers=every)
+def test_states_with_a_key_value_cache_are_those_without(
+    lengths: list[int], new: int, window: int, every: int, changes: dict[str, Any]
+) -> None:
+    config = config_of("modernbert-decoder", local_attention=window, global_attn_every_n_layers=every, **changes)
     model = rough_model(config).double()
     ids = torch.arange(sum(lengths) + new * len(lengths)) * 31 % 97
     whole = ids.split([length + new for length in lengths])
@@ -183,9 +243,10 @@ def test_local_layers_keep_only_their_window() -> None:
 
 @pytest.mark.parametrize("family", TWINS)
 @pytest.mark.parametrize("every", [1, 3])
-def test_operations_are_counted(family: str, every: int) -> None:
+@pytest.mark.parametrize("feed_forward", ["geglu", "gelu"])
+def test_operations_are_counted(family: str, every: int, feed_forward: str) -> None:
     """torch counts all products but those of attention, whose window is wider than these texts."""
-    config = config_of(family, global_attn_every_n_layers=every, local_attention=1000)
+    config = config_of(family, global_attn_every_n_layers=every, local_attention=1000, feed_forward=feed_forward)
     model = rough_model(config)
     ids = torch.arange(60)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -219,7 +280,7 @@ def test_pairs_within_windows_are_counted_one_by_one(length: int, window: int, c
         ({"local_attention": 7}, "local_attention=7 is odd"),
         ({"local_attention": 0}, "local_attention"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers"),
-        ({"positions": "relative"}, "family=modernbert has no positions"),
+        ({"positions": "relative"}, "'rotary' or 'learned'"),
         ({"attention_init": "neighbours"}, "family=modernbert has no attention_init"),
     ],
 )
