@@ -1,4 +1,5 @@
-# make demo: the whole pipeline on real text   make test: linters and all tests except long ones   make test-long   make docs   make clean
+# make demo: the whole pipeline on real text   make bert: the same with a small BERT   make lint   make test: linters and
+# all tests except long ones   make test-long   make docs   make clean
 # OVERRIDES='KEY=VALUE …' overrides keys of a demo's recipe.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; break; }; done)
@@ -12,6 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 VADER := vaderSentiment==3.3.2
 
+# One pip at a time.
+.NOTPARALLEL:
 .PHONY: demo bert test test-long lint docs clean
 .DELETE_ON_ERROR:
 

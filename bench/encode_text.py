@@ -1,4 +1,4 @@
-"""Text to token ids with an existing tokenizer: with cached words, against Hugging Face tokenizers alone.
+"""Measure encoding text with an existing tokenizer: ours with cached words, against Hugging Face tokenizers alone.
 
     python bench/encode_text.py --texts texts/ --tokenizers gpt2=vocabularies/gpt2 bert=vocabularies/bert/vocab.txt
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 
 _Encode = Callable[[list[str]], list[int]]
-"""Documents to ids."""
+"""Encodes documents to token ids."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def write_texts(texts: Path, mb: float, folder: Path) -> dict[str, Path]:
-    """JSON files with a list of documents each, by kind of text."""
+    """Write a JSON file with a list of documents for each kind of text; returns the paths by kind."""
     draw = random.Random(0)
     one_word = ["".join(draw.choices(_LETTERS, k=draw.randint(200, 2000))) for _ in range(int(mb * 1e6 / 8 / 1100) + 1)]
     common = [chr(0x4E00 + int(3000 * draw.random() ** 3)) for _ in range(2000)]
@@ -132,7 +132,7 @@ def run(root: Path, way: str, tokenizer: str, texts: Path) -> dict[str, Any]:
 
 
 def measure(way: str, path: str, texts: str) -> dict[str, Any]:
-    """Processor seconds and memory of encoding the documents of a file; runs in a process of its own."""
+    """Return processor seconds and memory of encoding the documents of a file; runs in a process of its own."""
     from multihop.data_prep.rules.clean import clean
     from multihop.data_prep.tokenizers.existing import import_tokenizer
     from multihop.data_prep.tokenizers.tokenizer import parse
@@ -180,7 +180,7 @@ def _ours(tokenizer: "Tokenizer") -> _Encode:
 
 
 def _library(content: bytes) -> _Encode:
-    """By the library alone: whole documents for byte-level BPE, sentences for the others."""
+    """Return the library's own encoding: of whole documents for byte-level BPE, of sentences for the others."""
     from multihop.data_prep.rules.sentences import split_sentences
 
     def sentences(batch: list[str]) -> list[str]:
@@ -232,7 +232,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         points = {size: value for (of, size, by), value in seconds.items() if (of, by) == (name, way)}
         told = ", ".join(f"{size:,} {value:.3f} s" for size, value in points.items())
         most = max(points)
-        least = min((size for size in points if 10_000 <= size < most), default=min(points))  # below, calls count
+        least = min((size for size in points if 10_000 <= size < most), default=min(points))  # overhead dominates below
         fitted = math.log(points[most] / points[least]) / math.log(most / least) if most > least else math.nan
         print(f"one word, {name}, {way}: {told}; exponent {fitted:.2f} from {least:,}")
 

@@ -1,9 +1,9 @@
-"""Texts of a field and other texts for recipes/experiments/continue.yaml, with what measures learning and forgetting.
+"""Make texts of a field and other texts for recipes/experiments/continue.yaml, with tasks on learning and forgetting.
 
     python bench/field_texts.py rfcs/ reviews/ field-texts/
 
 `rfcs/` and `reviews/` hold .jsonl or .jsonl.gz files with a field `text`, a paragraph a line: RFCs
-(https://www.rfc-editor.org) and film reviews. Written are:
+(https://www.rfc-editor.org) and film reviews. The script writes:
 
     field.jsonl.gz, other.jsonl.gz               texts to train on
     unseen-field.jsonl, unseen-other.jsonl       held-out paragraphs, which are in no document to train on
@@ -12,8 +12,8 @@
     topics.yaml                                  the task that classifies them
     counts.json                                  counts of all these
 
-A paragraph of a topic names none of the eight. Those of the test are from documents that are not trained on; those of
-the training set are from others than the test's. Which document is which depends on its text alone.
+A paragraph of a topic names none of the eight. Those of the test set are from documents that are not trained on, those
+of the training set are from other documents. To which set a document belongs depends on its text alone.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from multihop.common.counter_rng import key_of
 PROTOCOLS = ("SIP", "IPv6", "TLS", "SNMP", "MPLS", "DNS", "SMTP", "BGP")
 _NAMED = re.compile(rf"\b({'|'.join(PROTOCOLS)})(?:v\d|s)?\b", re.IGNORECASE)
 _LEAST_NAMED = 10
-"""Times that a document names its protocol, and twice as often as any other."""
+"""Minimum number of times that a document names its protocol, which must also be twice as often as any other."""
 _UNSEEN = 0.15
 """Share of the documents that are held out."""
 _PARAGRAPH_WORDS = (40, 120)
 _OF_DOCUMENT = 6
-"""Paragraphs of a document, at most, so that none dominates a test."""
+"""Maximum number of paragraphs of a document, so that none dominates a test."""
 
 
 def main() -> None:
@@ -91,13 +91,13 @@ def main() -> None:
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """The paragraphs of a suitable length, in an order that depends on the text alone."""
+    """Return the paragraphs of a suitable length, in an order that depends on the text alone."""
     least, most = _PARAGRAPH_WORDS
     return _first_by_hash([each for each in text.split("\n") if least <= len(each.split()) <= most], len(text))
 
 
 def topic_of(text: str) -> str | None:
-    """The protocol that a document names most, if one stands out."""
+    """Return the protocol that a document names most, if one stands out."""
     named = Counter(match[1].lower() for match in _NAMED.finditer(text))
     (first, count), (_, next_count) = [*named.most_common(2), ("", 0), ("", 0)][:2]
     if count < _LEAST_NAMED or count < 2 * next_count:

@@ -1,11 +1,11 @@
-"""Seconds and scores of fine-tuning a published model on a task: ours, and Hugging Face's Trainer.
+"""Measure seconds and scores of fine-tuning a published model on a task: ours, and Hugging Face's Trainer.
 
     python bench/fine_tune.py --model DIR --data-dir DIR --task glue/sst2 --max-examples 2000
 
 All start from the same weights and use the same examples, batch size, learning rate, schedule, epochs, seeds and
-threads. Peers take turns, one trial each, in a process of their own that has imported its libraries. A trial is timed
-from its name to its score: reading and tokenizing the task (which we cache after the first), fine-tuning, scoring
-the development examples after each epoch and the test examples. Needs transformers and accelerate.
+threads. Peers take turns, one trial each, in a process of their own that has imported its libraries. The time of a
+trial includes reading and tokenizing the task (which we cache after the first), fine-tuning, and scoring the
+development examples after each epoch and the test examples. Needs transformers and accelerate.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
         for name in arguments.peers
     }
     for name, process in processes.items():
-        _answer(process, name)  # its libraries are imported
+        _answer(process, name)  # comes once its libraries are imported
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
     for seed in arguments.seeds:
         for name, process in processes.items():

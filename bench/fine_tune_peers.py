@@ -16,7 +16,7 @@ from multihop.eval.tasks.known_tasks import load_task
 
 Case = dict[str, Any]
 FineTune = Callable[[int], float]
-"""From a seed to the task's metric on the test examples."""
+"""Fine-tunes with a seed and returns the task's metric on the test examples."""
 
 
 def config_of(case: Case) -> EvalConfig:
@@ -26,7 +26,7 @@ def config_of(case: Case) -> EvalConfig:
 
 
 def ours(case: Case) -> FineTune:
-    """A trial, as a Ray worker runs it."""
+    """Return a function that runs a trial as a Ray worker does."""
     from pathlib import Path
 
     import multihop.eval.finetune.labeled  # imported before the first trial, as the other's libraries are  # noqa: F401
@@ -48,7 +48,7 @@ def ours(case: Case) -> FineTune:
 
 
 def trainer(case: Case, by_length: bool = False) -> FineTune:
-    """Hugging Face's Trainer with batches padded to their longest example, as its examples fine-tune GLUE."""
+    """Return a function that runs Hugging Face's Trainer as its GLUE example does: batches padded to the longest."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -120,7 +120,7 @@ def trainer(case: Case, by_length: bool = False) -> FineTune:
 
 
 def trainer_by_length(case: Case) -> FineTune:
-    """The same with examples of similar length together."""
+    """Return `trainer` with batches of examples of similar length."""
     return trainer(case, by_length=True)
 
 
@@ -128,7 +128,7 @@ PEERS = {"ours": ours, "trainer": trainer, "trainer_by_length": trainer_by_lengt
 
 
 def peer_process(name: str, case: Case) -> None:
-    """Reads a seed per line, fine-tunes with it, and prints seconds and score."""
+    """Read a seed per line, fine-tune with it, and print seconds and score."""
     out = os.fdopen(os.dup(1), "w")
     import torch
 

@@ -1,10 +1,10 @@
-"""Tokens a second of greedy generation: ours, and transformers' `generate` on the same weights.
+"""Measure tokens per second of greedy generation: ours, and transformers' `generate` on the same weights.
 
     python bench/generate.py --batch 1 32
 
 A GPT-2 of random weights continues prompts of random tokens. Each peer runs in its own process; they take turns, one
 generation each. `same` is the share of the new tokens that both chose, up to the first difference in each text: the two
-add in other orders, and random weights have near ties.
+add in different orders, and random weights have near ties.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from generate_peers import PEERS, Case
 
 
 def measure(case: Case, peers: Iterable[str], script: str, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each peer's seconds, wall-clock and of the processor, and what it made."""
+    """Return each peer's wall-clock and processor seconds, and the tokens that it generated."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
     processes = {
         name: subprocess.Popen(
@@ -54,7 +54,7 @@ def measure(case: Case, peers: Iterable[str], script: str, repeats: int) -> tupl
 
 
 def share_of_same(mine: list[list[int]], theirs: list[list[int]]) -> float:
-    """The share of the new tokens that both chose, up to the first difference in each text."""
+    """Return the share of the new tokens that both chose, up to the first difference in each text."""
     same = [
         sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=True)))
         for texts in zip(mine, theirs, strict=True)

@@ -13,7 +13,7 @@ Generator = Callable[[], list[Any]]
 
 
 def prompts_of(case: Case) -> list[list[int]]:
-    """Random tokens; with several prompts of lengths from half to the full one where the case says so."""
+    """Return prompts of random tokens; their lengths range from half to all of the full one if the case says so."""
     import numpy as np
 
     rng = np.random.default_rng(case["seed"])
@@ -23,7 +23,7 @@ def prompts_of(case: Case) -> list[list[int]]:
 
 
 def model_of(case: Case) -> Any:
-    """Random weights that are large enough for tokens to differ, the same in each process."""
+    """Return a GPT-2 with random weights that are large enough for tokens to differ, the same in each process."""
     import torch
 
     from multihop.pretrain.models.build import build_model
@@ -41,7 +41,7 @@ def model_of(case: Case) -> Any:
 
 
 def ours(case: Case) -> Generator:
-    """With our key-value cache."""
+    """Return a function that generates with our key-value cache."""
     from typing import cast
 
     import torch
@@ -66,7 +66,7 @@ def ours(case: Case) -> Generator:
 
 
 def hugging_face(case: Case) -> Generator:
-    """`generate` of transformers on the same weights, prompts padded on the left."""
+    """Return a function that runs transformers' `generate` on the same weights, with prompts padded on the left."""
     import torch
     import transformers
 
@@ -99,8 +99,8 @@ PEERS = {"ours": ours, "hugging_face": hugging_face}
 
 
 def peer_process(name: str, peers: dict[str, Callable[[Case], Generator]]) -> None:
-    """Reads a case from standard input, then generates per line and prints the time, wall-clock and of the processor,
-    and the tokens."""
+    """Read a case from standard input, then generate once per line and print wall-clock and processor seconds and the
+    tokens."""
     case = json.loads(sys.stdin.readline())
     import torch
 

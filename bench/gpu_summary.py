@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}
-"""Dense bf16, of NVIDIA's datasheets (SXM)."""
+"""Peak FLOP/s in dense bf16, from NVIDIA's datasheets (SXM)."""
 
 
 def head_of(folder: Path) -> str:
-    """Date, device, driver, versions and commit."""
+    """Return date, device, driver, versions and commit."""
     gpu = folder / "gpu.txt"
     device = gpu.read_text().strip() if gpu.exists() else "no GPU"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
@@ -33,7 +33,7 @@ def version(name: str) -> str:
 
 
 def row_of(stage: str, result: dict[str, Any], rate: float, peak: float | None) -> str:
-    """A line of the table of steps."""
+    """Return a line of the table of steps."""
     reached = result["share_of_matmul_rate"] * rate
     mfu = f"{reached / peak:.0%}" if peak else ""
     memory = result["peak_bytes"]["ours"] / 1e9

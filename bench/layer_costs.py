@@ -1,4 +1,4 @@
-"""Measures the cost of a layer against sequence length n and width d, next to table 1 of Vaswani et al. 2017.
+"""Measure the cost of a layer against sequence length n and width d, next to table 1 of Vaswani et al. 2017.
 
     python bench/layer_costs.py --picture docs/layer-costs.png
 
@@ -30,22 +30,23 @@ from multihop.pretrain.models.layers.attention import Sequences, attend
 KERNEL = 3
 WINDOW = 128
 Layer = Callable[[Tensor], Tensor]
-"""(n, d) -> (n, d)."""
+"""Maps a tensor (n, d) to a tensor (n, d)."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sort of layer, and what the paper's table says of it."""
+    """A kind of layer, and what the paper's table says about it."""
 
     name: str
     make: Callable[[int], Layer]
-    """d -> layer."""
+    """Makes a layer of width d."""
     time: tuple[int, int]
-    """The powers of n and d."""
+    """Powers of n and d in the computing time."""
     kept: tuple[int, int]
+    """Powers of n and d in the bytes that are kept for the backward pass."""
     sequential: str
     path: str
-    """Steps between any two positions."""
+    """Maximum path length between two positions, in layers."""
 
 
 def attention_with_scores(d: int) -> Layer:
@@ -60,7 +61,7 @@ def fused_attention(d: int) -> Layer:
 
 
 def window_attention(d: int, dropout: float = 0.0) -> Layer:
-    """Ours, of ModernBERT's local layers: each token attends to those at a distance of at most half the window."""
+    """Return our attention of ModernBERT's local layers: a token attends to those at most half the window away."""
 
     def layer(x: Tensor) -> Tensor:
         head = x[:, None]
@@ -91,7 +92,7 @@ KINDS = (
 
 
 def seconds(layer: Layer, n: int, d: int, repeats: int) -> float:
-    """Median of forward and backward, after one that warms up."""
+    """Return the median seconds of a forward and backward pass, after one that warms up."""
     x = torch.randn(n, d, requires_grad=True)
     times = []
     for _ in range(repeats + 1):
@@ -135,7 +136,7 @@ def layers_to_connect(kind: Kind, n: int, d: int = 8) -> int:
 
 
 def exponent(sizes: list[int], costs: list[float]) -> float:
-    """The slope of log(cost) against log(size) over the larger half."""
+    """Return the slope of log(cost) against log(size) over the larger half of the sizes."""
     half = len(sizes) // 2
     return float(np.polyfit(np.log(sizes[half:]), np.log(costs[half:]), 1)[0])
 
@@ -202,7 +203,7 @@ def draw(
     measured: dict[str, dict[str, list[float]]],
     fitted: dict[str, dict[str, dict[str, float]]],
 ) -> None:
-    """Four panels on logarithmic axes: seconds and kept bytes against n and d, each line with its fitted power."""
+    """Draw four panels on logarithmic axes: seconds and kept bytes against n and d, with each line's fitted power."""
     from matplotlib.figure import Figure
 
     from multihop.eval.report.plot_style import PAPER, as_png, style

@@ -1,4 +1,4 @@
-"""Text a second that near duplicates are found in, beside datatrove, datasketch and rensa: one core, in turn.
+"""Measure the speed of near-duplicate detection next to datatrove, datasketch and rensa, in turn on one core.
 
     python bench/near_duplicates.py texts/                       # ours alone
     python -m venv /tmp/peers && /tmp/peers/bin/pip install datasketch rensa \\
@@ -6,10 +6,10 @@
     python bench/near_duplicates.py texts/ --peers /tmp/peers/bin/python
 
 `texts/` holds .jsonl or .jsonl.gz files with a field `text`. Every peer is a process of its own that reads the texts
-first and times what comes then: signatures are all from text to 128 values of a document (hashing alone where words or
-shingles stand ready, ours as hashes, rensa's as strings), the whole stage is until it is known which documents to drop.
-Ours and datatrove's whole stages write files (ours syncs them), datasketch's works in memory. datatrove's words are
-spaCy's; it is measured with words split at blanks, too.
+before it starts its clock. `signatures` is the time from text to 128 values per document, or the time of hashing alone
+where words or shingles are given (to ours as hashes, to rensa as strings); `whole stage` is the time until it is known
+which documents to drop. The whole stages of ours and datatrove write files (ours syncs them), that of datasketch works
+in memory. datatrove splits words with spaCy; it is measured with words split at blanks, too.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def take_texts(folder: Path, size: int, target: Path) -> tuple[int, int]:
-    """The first `size` bytes of text, whole documents, to `target`; how many documents and bytes they are."""
+    """Write the first `size` bytes of text, in whole documents, to `target`; returns how many documents and bytes."""
     documents = taken = 0
     with open(target, "w") as file:
         for path in sorted([*folder.glob("**/*.jsonl"), *folder.glob("**/*.jsonl.gz")]):
@@ -101,7 +101,7 @@ def run(python: str, name: str, texts: Path) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]], size: int) -> dict[str, Any]:
-    """Medians as MB a second of the clock and of the processor, and the clock's spread as a share of the median."""
+    """Return the medians in MB per wall-clock and per processor second, and the wall-clock spread over the median."""
     rates, cpu_rates = (
         {
             part: size / 1e6 / statistics.median(row["seconds"][part][clock] for row in rows)

@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+")
 
 
 class Watch:
-    """Seconds since it was made, by part: of the clock, and of this process on a processor."""
+    """Wall-clock seconds and processor seconds of this process since its creation, by part."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter(), time.process_time()
@@ -50,7 +50,7 @@ def ours(texts: list[str], folder: Path) -> Measured:
         columns = zip(zip(*rows[start : start + 3000], strict=True), SCHEMA, strict=True)
         batch = [pa.array(values, kind.type) for values, kind in columns]
         batches.append(pa.RecordBatch.from_arrays(batch, schema=SCHEMA))
-    signatures(batches[0].column("text"), SHINGLE_WORDS, PERMUTATIONS)  # the tables, once a process
+    signatures(batches[0].column("text"), SHINGLE_WORDS, PERMUTATIONS)  # makes the tables, once per process
     seen: set[int] = set()
     copies = [row for row, (first, *_) in enumerate(rows) if first in seen or seen.add(first)]
     write_batches(folder / "read.arrow", SCHEMA, iter(batches), "lz4")
@@ -84,7 +84,7 @@ def ours_words(texts: list[str], folder: Path) -> Measured:
 
     batches = [texts[start : start + 3000] for start in range(0, len(texts), 3000)]
     words = [list(read_words(pa.array(batch), SHINGLE_WORDS - 1)) for batch in batches]
-    signatures_of_words(words[0], len(batches[0]), SHINGLE_WORDS, PERMUTATIONS)  # the tables, once a process
+    signatures_of_words(words[0], len(batches[0]), SHINGLE_WORDS, PERMUTATIONS)  # makes the tables, once per process
     watch = Watch()
     for parts, batch in zip(words, batches, strict=True):
         signatures_of_words(parts, len(batch), SHINGLE_WORDS, PERMUTATIONS)

@@ -1,16 +1,16 @@
-"""Texts with known near duplicates and noise, for recipes/experiments/data.yaml.
+"""Make texts with known near duplicates and noise, for recipes/experiments/data.yaml.
 
     python bench/noisy_texts.py texts/ noisy-texts/
 
-`texts/` holds .jsonl or .jsonl.gz files with a field `text`. Written are:
+`texts/` holds .jsonl or .jsonl.gz files with a field `text`. The script writes:
 
     clean.jsonl.gz         the documents
     noisy.jsonl.gz         the same with noise lines in some, near duplicates of some, and documents of noise
     unseen.jsonl           documents that are in neither, to measure perplexity on
-    unseen-reviews.yaml    the task that does
-    counts.json            how many of what: what a filter should find
+    unseen-reviews.yaml    the task that measures it
+    counts.json            number of documents of each kind: what a filter should find
 
-What is drawn depends on the document's text and the seed alone, so that equal texts give equal files.
+    Random choices depend on the document's text and the seed alone, so that equal texts give equal files.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def write(texts: Path, out: Path, documents: int, seed: int) -> dict[str, int]:
-    """Write the files into `out`; how many documents and lines of each sort they have."""
+    """Write the files into `out`; returns the number of documents of each kind."""
     counts: Counter[str] = Counter()
     (out / "unseen-reviews.yaml").write_text(_TASK)
     with (
@@ -82,7 +82,7 @@ def write(texts: Path, out: Path, documents: int, seed: int) -> dict[str, int]:
 
 
 def read_texts(folder: Path, documents: int) -> Iterator[str]:
-    """The first documents, each text once."""
+    """Yield the first documents, each text once."""
     seen: set[str] = set()
     for path in sorted([*folder.glob("**/*.jsonl"), *folder.glob("**/*.jsonl.gz")]):
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as lines:
@@ -96,8 +96,8 @@ def read_texts(folder: Path, documents: int) -> Iterator[str]:
 
 
 def noisy_documents(text: str, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """A document as it is or with noise lines, its near duplicates, and perhaps a document of noise; each with what it
-    is."""
+    """Yield (kind, text) of a document (unchanged or with noise lines), of its near duplicates, and perhaps of a
+    document of noise."""
     if draw.random() < _WITH_LINES:
         lines = draw.sample(_NOISE_LINES, draw.randint(2, len(_NOISE_LINES)))
         above = draw.randint(0, len(lines))
@@ -112,7 +112,7 @@ def noisy_documents(text: str, draw: random.Random) -> Iterator[tuple[str, str]]
 
 
 def edited(text: str, draw: random.Random) -> str:
-    """A copy with a few words dropped, repeated or replaced."""
+    """Return a copy with a few words dropped, repeated or replaced."""
     words = text.split()
     changed: list[str] = []
     for word in words:
@@ -122,7 +122,7 @@ def edited(text: str, draw: random.Random) -> str:
 
 
 def noise(text: str, draw: random.Random) -> str:
-    """A document that says nothing: one phrase over and over, or a list of symbols and numbers."""
+    """Return a document without content: a repeated phrase, or a list of symbols and numbers."""
     words = text.split()
     if draw.random() < 0.5:
         start = draw.randrange(len(words))
@@ -134,7 +134,7 @@ def noise(text: str, draw: random.Random) -> str:
 
 
 def zipped_lines(path: Path) -> TextIO:
-    """A gzip file to write lines to, without the time in its header."""
+    """Open a gzip file to write lines to, without the time in its header."""
     return io.TextIOWrapper(cast(BinaryIO, gzip.GzipFile(path, "wb", mtime=0)), encoding="utf-8")
 
 

@@ -1,10 +1,10 @@
-"""Measures the cost of LAMB and Muon over AdamW: torchrun --nproc-per-node 2 bench/optimizers.py
+"""Measure the cost of LAMB and Muon over AdamW: torchrun --nproc-per-node 2 bench/optimizers.py
 
 One engine per optimizer in the same processes, stepped in turn on the same batches. It prints the time of a whole
 optimizer step (forward, backward, reduction, clipping, update, gathering of weights) and, within it, the time in the
 optimizer's own step(), including LAMB's all-reduce and Muon's exchange of slices, whose bytes are counted. The
-difference of whole steps includes noise of the machine; the difference of the own times hardly does, and its ratio to a
-whole step is the cost.
+difference of whole steps includes noise of the machine; the difference of the times in step() hardly does, and its
+ratio to a whole step is the cost.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MASK_RATE = 0.15
 
 
 class Stopwatch:
-    """Seconds since the last reading, after the device has finished."""
+    """Measures the seconds since the last reading, after the device has finished."""
 
     def __init__(self) -> None:
         self.lap()
@@ -66,7 +66,7 @@ def make_engine(name: str, arguments: argparse.Namespace, ranks: Ranks) -> Engin
 
 
 def make_batch(generator: np.random.Generator, arguments: argparse.Namespace) -> Batch:
-    """Random pieces, full sequences: what a step costs does not depend on what they say."""
+    """Return full sequences of random tokens: the cost of a step does not depend on their content."""
     samples, tokens = arguments.micro_batch, arguments.micro_batch * arguments.seq_len
     masked = np.sort(generator.choice(tokens, round(MASK_RATE * tokens), replace=False))
     targets = generator.integers(0, arguments.vocab_size, len(masked))
@@ -166,7 +166,7 @@ def measure(arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
 
 
 def _spread(values: list[float]) -> float:
-    """Half of the distance between the quartiles, as a share of the median."""
+    """Return half of the distance between the quartiles, as a share of the median."""
     low, middle, high = statistics.quantiles(values, n=4)
     return (high - low) / 2 / middle
 

@@ -1,4 +1,4 @@
-"""GPT-2 as one writes it in an afternoon, after nanoGPT: the peer that has no library between itself and torch."""
+"""A minimal GPT-2 after nanoGPT: the peer that uses torch alone."""
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,10 @@ class Block(nn.Module):
 
 
 class PlainGPT2(nn.Module):
-    """The loss of predicting `targets` (-1: not asked for), int64 (B, T), from ids, int64 (B, T)."""
+    """A model that returns the loss of predicting `targets`, int64 (B, T), from `ids`, int64 (B, T).
+
+    Positions whose target is -1 are not predicted.
+    """
 
     def __init__(self, vocab_size: int, layers: int, hidden: int, heads: int, positions: int, dropout: float) -> None:
         super().__init__()

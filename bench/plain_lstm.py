@@ -1,7 +1,7 @@
-"""A recurrent translator as one writes it with torch's modules: the peer that has no library between itself and torch.
+"""A minimal recurrent translator of torch's modules: the peer that uses torch alone.
 
-The same model as `pretrain/models/seq2seq`: its encoder reads in both directions, each half as wide as the decoder,
-which begins with the encoder's last states; one matrix embeds both sides and is the output.
+It is the same model as `pretrain/models/seq2seq`: its encoder reads in both directions, each half as wide as the
+decoder, which begins with the encoder's last states; one matrix embeds both sides and is the output layer.
 """
 
 import torch
@@ -11,8 +11,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class PlainLSTM(nn.Module):
-    """The loss of predicting `labels` (-100: padding), int64 (B, Tt), from `inputs`, int64 (B, Tt), and `sources`,
-    int64 (B, Ts), of `lengths`, int64 (B,) on the CPU."""
+    """A model that returns the loss of predicting `labels` (-100: padding), int64 (B, Tt).
+
+    It reads `inputs`, int64 (B, Tt), and `sources`, int64 (B, Ts), of `lengths`, int64 (B,) on the CPU.
+    """
 
     def __init__(
         self, vocab_size: int, layers: int, hidden: int, dropout: float, attends: bool, feeds: bool, smoothing: float
@@ -53,7 +55,7 @@ class PlainLSTM(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), label_smoothing=self.smoothing)
 
     def step_by_step(self, x: Tensor, states: tuple[Tensor, ...], source: Tensor, padding: Tensor) -> Tensor:
-        """Input feeding (Luong et al. 2015, section 3.3)."""
+        """Run the decoder with input feeding (Luong et al. 2015, section 3.3)."""
         key = self.key(source)
         each = [(h, c) for h, c in zip(*states, strict=True)]
         fed, outs = torch.zeros_like(x[:, 0]), []
@@ -67,7 +69,7 @@ class PlainLSTM(nn.Module):
         return torch.stack(outs, 1)
 
     def attend(self, h: Tensor, key: Tensor, source: Tensor, padding: Tensor) -> Tensor:
-        """Luong's attention of type general, and his equation 5."""
+        """Apply attention of type general, then equation 5 (Luong et al. 2015, section 3)."""
         scores = torch.bmm(h, key.transpose(1, 2)).masked_fill(padding[:, None], -torch.inf)
         context = torch.bmm(scores.softmax(-1), source)
         return self.readout(torch.cat([context, h], 2)).tanh()

@@ -1,13 +1,16 @@
-"""Text to tokens on the disk, ours beside the peers: `python bench/prepare_text.py --texts FOLDER --peers PYTHON`.
+"""Measure turning text into tokens on the disk, ours next to the peers:
+
+    python bench/prepare_text.py --texts FOLDER --peers PYTHON
 
 FOLDER holds `.jsonl.gz` files, at any depth, with a `text` in each line. All use one vocabulary: a SentencePiece
-unigram model that is trained on the first of them, and the same as Hugging Face's fast tokenizer. PYTHON is that of an
-environment with the peers, which must not be ours, for one of them may bring another torch:
+unigram model that is trained on the first texts, and the same as Hugging Face's fast tokenizer. PYTHON is the
+interpreter of an environment with the peers. It must not be ours, because a peer may install another torch:
 
     python -m venv peers && peers/bin/pip install datasets transformers datatrove[io] orjson
 
-Each run is a process of its own that times its work after its imports; the peers take turns, the memory is the largest
-sum of the proportional set sizes of its processes, looked at twice a second: looking takes time from the workers.
+Each run is a process of its own that times its work after its imports; the peers take turns. The memory is the largest
+sum of the proportional set sizes of its processes. It is read only twice a second, because reading takes time from the
+workers.
 """
 
 import argparse
@@ -67,7 +70,7 @@ def main() -> None:
 
 
 def read_texts(folder: Path) -> Iterator[str]:
-    """The texts of all files, one after the other."""
+    """Yield the texts of all files, one after the other."""
     for path in sorted(folder.rglob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             for line in lines:
@@ -75,7 +78,7 @@ def read_texts(folder: Path) -> Iterator[str]:
 
 
 def make_tokenizer(texts: Path, vocab: int, sample_mb: float, out: Path) -> Path:
-    """FOLDER/tokenizer.model and FOLDER/tokenizer.json of the same tokens."""
+    """Write tokenizer.model and tokenizer.json with the same tokens into `out`; returns `out`."""
     from multihop.data_prep.config import TokenizerConfig
     from multihop.data_prep.rules.clean import clean
     from multihop.data_prep.rules.sentences import split_sentences
@@ -132,7 +135,7 @@ def _memory(pid: int) -> int:
 
 
 def show(report: dict[str, Any], repeats: int) -> None:
-    """The table, and ours beside each."""
+    """Print the table, and the ratio of ours to each."""
     print(f"{report['text_bytes'] / 1e6:.1f} MB of text, {report['machine']}; medians of {repeats}")
     print(f"{'':16}{'workers':>8}{'MB/s':>8}{'from':>8}{'to':>8}{'peak MB':>9}{'tokens':>13}  version")
     rates: dict[tuple[str, int], float] = {}

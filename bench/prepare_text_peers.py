@@ -1,8 +1,8 @@
-"""Each way of making tokens on the disk out of JSON lines, run by `bench/prepare_text.py` in a process of its own.
+"""The ways to turn JSON lines into tokens on the disk, each run by `bench/prepare_text.py` in a process of its own.
 
 `python bench/prepare_text_peers.py WHO --texts FOLDER --tokenizer FOLDER --out FOLDER --workers N` prints, as JSON, the
 seconds that the work took after all imports, the bytes of text in UTF-8 and the tokens. The peers are imported where
-they are used: they live in an environment of their own.
+they are used, because they are installed in an environment of their own.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def _import_all(number: int) -> None:
 
 
 def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
-    """`prepare` as `multihop prep` runs it, with processes in place of Ray's: reading, cleaning, copies, shards."""
+    """Run `prepare` as `multihop prep` does, with processes instead of Ray: reading, cleaning, exact copies, shards."""
     from multiprocessing import get_context
 
     from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
@@ -45,7 +45,7 @@ def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
 
 
 def sentencepiece(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
-    """SentencePiece alone on documents in memory: the limit of whoever asks it for every word."""
+    """Run SentencePiece alone on documents in memory: the upper limit for any code that passes every word to it."""
     import gzip
 
     from sentencepiece import SentencePieceProcessor
@@ -63,7 +63,7 @@ def sentencepiece(texts: Path, tokenizer: Path, out: Path, workers: int) -> Resu
 
 
 def datasets(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
-    """`load_dataset` of the JSON lines and `map` with the fast tokenizer of the same vocabulary."""
+    """Run `load_dataset` on the JSON lines and `map` with the fast tokenizer of the same vocabulary."""
     from datasets import load_dataset
     from transformers import PreTrainedTokenizerFast
 
@@ -83,7 +83,7 @@ def datasets(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
 
 
 def datatrove(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
-    """Its reader of JSON lines and its tokenizer, a task a file."""
+    """Run datatrove's reader of JSON lines and its tokenizer, with one task per file."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
@@ -111,7 +111,7 @@ WAYS: dict[str, Callable[[Path, Path, Path, int], Result]] = {
 
 
 def main() -> None:
-    """Run one of them."""
+    """Run one way and print its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("who", choices=WAYS)
     for name in ("--texts", "--tokenizer", "--out"):

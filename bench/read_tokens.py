@@ -1,8 +1,10 @@
-"""Documents' tokens read at random, ours beside the peers: `python bench/read_tokens.py --data FOLDER --peers PYTHON`.
+"""Measure reading the tokens of documents in random order, ours next to the peers:
 
-FOLDER is a prepared data set. PYTHON is that of an environment with the peers; each is first given the same documents
-in its own format, which is not measured. Then all take turns at reading the same documents in the same random order,
-each in a process of its own, from files that are in the page cache; what they saw is compared.
+    python bench/read_tokens.py --data FOLDER --peers PYTHON
+
+FOLDER is a prepared data set. PYTHON is the interpreter of an environment with the peers; each is first given the same
+documents in its own format, which is not measured. Then all take turns at reading the same documents in the same random
+order, each in a process of its own, from files that are in the page cache; the tokens that they read are compared.
 
     python -m venv peers && peers/bin/pip install datasets litdata mosaicml-streaming
 """
@@ -54,7 +56,7 @@ def main() -> None:
 
 
 def run(python: str, what: str, name: str, data: Path, store: Path, reads: int) -> list[str]:
-    """The lines that one way printed."""
+    """Run one way; returns the lines that it printed."""
     script = Path(__file__).with_name("read_tokens_peers.py")
     packages = str(script.parents[1] / "src") if name == "ours" else ""
     environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
@@ -66,7 +68,7 @@ def run(python: str, what: str, name: str, data: Path, store: Path, reads: int) 
 
 
 def show(report: dict[str, Any]) -> None:
-    """The table, and ours beside each."""
+    """Print the table, and the ratio of ours to each."""
     rows_of = report["measured"]
     seen = {name: (rows[0]["tokens"], rows[0]["checksum"]) for name, rows in rows_of.items()}
     if len(set(seen.values())) > 1:

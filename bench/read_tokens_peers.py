@@ -1,8 +1,8 @@
-"""Each way of reading documents' tokens at random, run by `bench/read_tokens.py` in a process of its own.
+"""The ways to read documents' tokens in random order, each run by `bench/read_tokens.py` in a process of its own.
 
 `python bench/read_tokens_peers.py build|read WHO --data FOLDER --store FOLDER --reads N`: `build` puts the documents of
 a prepared data set (FOLDER) into the peer's own format under --store; `read` opens it and reads N documents in an
-order that is the same for all, and prints as JSON the seconds of both and the sum of the tokens that it saw.
+order that is the same for all, and prints as JSON the seconds of both and the sum of the tokens that it read.
 """
 
 import argparse
@@ -19,7 +19,7 @@ Read = Callable[[int], np.ndarray]
 
 
 def documents_of(data: Path) -> Iterator[np.ndarray]:
-    """The tokens of each train document."""
+    """Yield the tokens of each training document."""
     import pyarrow as pa
 
     for path in sorted(data.glob("train-*.arrow")):
@@ -55,7 +55,7 @@ def _same(tokens: np.ndarray) -> dict[str, np.ndarray]:
 def build_litdata(data: Path, store: Path) -> None:
     import litdata
 
-    # It wants inputs that can be sent to its workers.
+    # litdata needs inputs that can be sent to its workers.
     inputs = [np.array(tokens) for tokens in documents_of(data)]
     litdata.optimize(fn=_same, inputs=inputs, output_dir=str(store), num_workers=1, chunk_bytes="64MB")
 
@@ -88,7 +88,7 @@ PACKAGES = {"ours": "multihop", "streaming": "mosaicml-streaming"}
 
 
 def main() -> None:
-    """Build or read one of them."""
+    """Build the store of one way, or read from it and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["build", "read"])
     parser.add_argument("who", choices=OPEN)

@@ -1,9 +1,9 @@
-"""Seconds without training after a fault, by part: `python bench/recovery.py`.
+"""Measure the seconds without training after a fault, by part: `python bench/recovery.py`.
 
 Two hosts (network namespaces of this machine, which needs root and iproute2) with a Ray node each train a tiny model
-with a rank on each. Then a rank is killed; a host loses its power, and the run goes on with one rank; the host comes
-back, and the run is restarted with two. After each, the seconds from the fault to the next step of which metrics tell
-are measured, and the parts of the start that ended them. Losses and steps are those of tests/hosts; this measures time.
+with a rank on each. Then a rank is killed; a host loses its power, and the run continues with one rank; the host comes
+back, and the run is restarted with two. For each fault, the script measures the seconds until the next step that is in
+the metrics, and the parts of the launch in between. tests/hosts checks losses and steps; this script measures time.
 
 The hosts share the cores and the disk of this machine, and Python's modules are in the page cache.
 """
@@ -35,7 +35,7 @@ from network_hosts import Hosts  # noqa: E402
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5a" * 32}
 PATIENCE_S = 180
 SETTLED_S = 30.0
-"""Training between faults: standby processes import meanwhile."""
+"""Seconds of training between faults, in which standby processes import their packages."""
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measure(hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
-    """Each fault once, in one run."""
+    """Cause each fault once, in one run; returns a row for each."""
     run = folder / "runs" / "recovery"
     write_recipe(folder)
     for host in (0, 1):
@@ -94,7 +94,7 @@ def measure(hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
         assert start["world_size"] == ranks, start
         first = next(row for row in rows(run) if row["time"] > start["time"])
         last = max(row["time"] for row in rows(run) if row["time"] < start["time"])
-        # A host that comes back disturbs nobody: the run loses the seconds between its last step and the next.
+        # Training continues while a host comes back: the run loses only the seconds between its last step and the next.
         seconds = first["time"] - (last if name == BACK else at)
         found.append({"fault": name, "seconds": round(seconds, 2), "after_step": before, "parts": start["seconds"]})
 
@@ -115,13 +115,13 @@ BACK = "the host comes back"
 
 
 def power_on(hosts: Hosts, folder: Path) -> None:
-    """Its network and its Ray node."""
+    """Restore the network of the second host and start its Ray node."""
     hosts.restore_power(1)
     hosts.start_ray(1, folder / "ray.txt", cpus=1, **TOKEN)
 
 
 def write_recipe(folder: Path) -> None:
-    """A tiny GPT-2 that trains for hours, on this project's own documentation."""
+    """Write the recipe of a tiny GPT-2 that trains for hours, on this project's own documentation."""
     (folder / "texts").mkdir()
     for page in (ROOT / "docs").glob("*.md"):
         (folder / "texts" / f"{page.stem}.txt").write_text(page.read_text())
@@ -140,25 +140,25 @@ def write_recipe(folder: Path) -> None:
 
 
 def rank_on(hosts: Hosts, host: int, run: Path) -> psutil.Process:
-    """The rank of a host: a process of its own in the run's first start."""
+    """Return the rank of a host, which is a process of its own in the first launch of a run."""
     return next(
         each for each in hosts.processes(host) if each.cmdline()[-2:] == ["multihop.pretrain.run.worker", str(run)]
     )
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may not be there yet."""
+    """Return the complete lines of a file; none if it does not exist yet."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """Those of metrics.jsonl that tell of a step."""
+    """Return the rows of metrics.jsonl that report a step."""
     return [row for row in json_lines(run / "metrics.jsonl") if "loss" in row]
 
 
 def wait_until(happened: Callable[[], Any], driver: "subprocess.Popen[bytes]", folder: Path) -> None:
-    """Until it happened; the driver must live meanwhile."""
+    """Wait until `happened()` is true; fails if the driver ends before."""
     deadline = time.monotonic() + PATIENCE_S
     while not happened():
         if driver.poll() is not None or time.monotonic() > deadline:

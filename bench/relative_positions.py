@@ -1,10 +1,10 @@
-"""Memory of attention with relative positions against sequence length n, next to other ways to compute it.
+"""Measure the memory of attention with relative positions against sequence length n, next to other computations.
 
     python bench/relative_positions.py
 
 One sequence, 12 heads of width 64 (BERT-base), distances clipped at 16, fp32, forward and backward of attention without
-its projections. The peak is of the bytes that torch has allocated at a time, inputs left out, as its profiler sees
-every allocation: it is the same on a busy machine. A power of n is fitted over the larger half of the lengths.
+its projections. The peak is the largest number of bytes that torch has allocated, without the inputs, as its profiler
+records every allocation: it is the same on a busy machine. A power of n is fitted over the larger half of the lengths.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from multihop.pretrain.models.layers.attention import Sequences, attend
 
 HEADS, WIDTH, MAX_DISTANCE = 12, 64, 16
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Queries, keys, values (n, heads, width), and embeddings of the distances (2 * MAX_DISTANCE + 1, width)."""
+"""Takes queries, keys, values (n, heads, width), and embeddings of distances (2 * MAX_DISTANCE + 1, width)."""
 
 
 def absolute(dropout: float) -> Attention:
@@ -57,7 +57,7 @@ class Kind:
     theory: str
     """The term that grows fastest with n."""
     longest: int
-    """Longer sequences would take too much memory."""
+    """Maximum length of a sequence; longer ones would take too much memory."""
 
 
 KINDS = (
@@ -75,7 +75,7 @@ def whole(q: Tensor) -> Sequences:
 
 
 def clipped(n: int) -> Tensor:
-    """int64 (n, n): the row of the embeddings for each pair."""
+    """Return int64 (n, n), the row of the embeddings for each pair."""
     positions = torch.arange(n)
     return (positions[None] - positions[:, None]).clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE
 

@@ -1,10 +1,10 @@
-"""Measures what a rank opens and reads to resume from a checkpoint of many ranks: `python bench/restart.py`.
+"""Measure what a rank opens and reads to resume from a checkpoint of many ranks: `python bench/restart.py`.
 
 The checkpoint is that of a GPT-2 1.5B as ZeRO-1 ranks write it: true names, slices and files; only the numbers of
 elements are divided (--scale), so that it fits anywhere. It is read in two ways: as it is, and with a manifest of
 format version 3, which did not say where slices are, so that every rank opened all files to read their headers, and
-rank 0 hashed all of them. The page cache is warm and the disk local, so that the seconds are the least that it can
-cost; the files and bytes are the same on any storage.
+rank 0 hashed all of them. The page cache is warm and the disk local, so that the seconds are a lower bound; the files
+and bytes are the same on any storage.
 """
 
 import argparse
@@ -34,7 +34,7 @@ KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32
 """An id that no run has."""
 SAMPLED = 8
-"""Ranks that are measured, of all."""
+"""Number of ranks that are measured."""
 
 Slice = tuple[str, int, int]
 """Parameter, first element, number of elements."""
@@ -87,7 +87,7 @@ ROWS = {
 
 
 def parameters_of(preset: str, vocab_size: int) -> dict[str, int]:
-    """Parameter -> number of elements."""
+    """Return the number of elements by parameter."""
     model = build_model_on_meta(parse_model_config({"preset": preset}), vocab_size)
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
@@ -107,7 +107,7 @@ def zero_1_slices(numels: dict[str, int], ranks: int) -> list[list[Slice]]:
 
 
 def measure(folder: str, numels: dict[str, int], ranks: int, repeats: int) -> dict[str, Any]:
-    """Files, bytes and seconds of each way, on one checkpoint."""
+    """Return files, bytes and seconds of each way to read one checkpoint."""
     parts = zero_1_slices(numels, ranks)
     started = time.perf_counter()
     location = write(folder, parts, numels)
@@ -129,7 +129,7 @@ def measure(folder: str, numels: dict[str, int], ranks: int, repeats: int) -> di
 
 
 def write(folder: str, parts: list[list[Slice]], numels: dict[str, int]) -> str:
-    """Save as these ranks would, in threads of one process; the checkpoint's location."""
+    """Save as these ranks would, in threads of one process; returns the checkpoint's location."""
     manifest = CheckpointManifest(
         run=RUN,
         step=1,
@@ -150,7 +150,7 @@ def write(folder: str, parts: list[list[Slice]], numels: dict[str, int]) -> str:
 
 
 def without_stripes(location: Path) -> None:
-    """Make it a checkpoint of format version 3, which is read by opening all files."""
+    """Rewrite a checkpoint to format version 3, which is read by opening all files."""
     content = json.loads((location / MANIFEST).read_bytes())
     content = {key: value for key, value in content.items() if key not in ("sha256", "kinds", "stripes")}
     content["format_version"] = 3
@@ -158,14 +158,14 @@ def without_stripes(location: Path) -> None:
 
 
 def sampled(parts: list[list[Slice]]) -> list[list[Slice]]:
-    """Those of some ranks, evenly spread."""
+    """Return the slices of `SAMPLED` ranks, evenly spread."""
     return parts[:: max(1, len(parts) // SAMPLED)][:SAMPLED]
 
 
 def median_of(
     parts: list[list[Slice]], repeats: int, run: Callable[[list[Slice]], tuple[int, int]]
 ) -> dict[str, float]:
-    """Medians over ranks and repeats."""
+    """Return the medians over ranks and repeats."""
     rows = []
     for _ in range(repeats):
         for part in parts:
@@ -177,7 +177,7 @@ def median_of(
 
 
 def read(location: str, part: list[Slice]) -> tuple[int, int]:
-    """Read the manifest, and a rank's weights and moments: files opened besides the manifest, and bytes of them."""
+    """Read the manifest and a rank's weights and moments; returns how many other files and bytes of them were read."""
     with CheckpointReader(location) as reader:
         for name, start, numel in part:
             for kind in KINDS:
@@ -186,7 +186,7 @@ def read(location: str, part: list[Slice]) -> tuple[int, int]:
 
 
 def verify_busiest(location: str, manifest: CheckpointManifest, repeats: int) -> dict[str, float]:
-    """Hashing the largest share; of format version 3 that of rank 0, which had all, and read the headers again."""
+    """Measure hashing the largest share; in format version 3 that is rank 0's, which had all files."""
     sizes = [entry.bytes for entry in manifest.files]
     share = list(range(len(sizes)))
     if manifest.stripes is not None:

@@ -1,4 +1,4 @@
-"""Measures how runs diverge that differ in the order of sums: python bench/rounding.py --picture docs/rounding.png
+"""Measure how runs diverge that differ in the order of sums: python bench/rounding.py --picture docs/rounding.png
 
 A recipe is trained on one rank with twice its micro-batch size, on two ranks with its own, and on one rank with half of
 it, each from step 0: the samples of a step are the same, and the sums over them differ only in their order and thus in
@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         shutil.copytree(
             folder_of_step(str(origin / "checkpoints"), at), folder_of_step(str(run_dir / "checkpoints"), at)
         )
-        (run_dir / STOP_FILE).touch()  # after the first step
+        (run_dir / STOP_FILE).touch()  # stops the run after its first step
         train(run_dir, 2)
         one_step[at + 1] = steps_of(run_dir)[at + 1]
     return {
@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def prepare(options: argparse.Namespace, work: Path, name: str, overrides: list[str]) -> Path:
-    """A new run directory with its recipe and the data, which is prepared once."""
+    """Make a new run directory with its recipe and the data, which is prepared once."""
     every = [f"name={name}", f"phases[0].steps={options.steps}", "engine.log_interval=1", *overrides]
     data, run_dir = work / "prepared", work / name
     if not data.exists():
@@ -143,7 +143,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def draw(path: Path, report: dict[str, Any]) -> None:
-    """The differences by step on a logarithmic axis, above the norms of the gradient."""
+    """Draw the differences by step on a logarithmic axis, above the norms of the gradient."""
     from matplotlib.figure import Figure
 
     from multihop.eval.report.plot_style import PAPER, as_png, style

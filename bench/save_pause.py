@@ -1,7 +1,7 @@
-"""Measures how long an asynchronous save stops training, beside a synchronous one: `python bench/save_pause.py`.
+"""Measure how long an asynchronous save stops training, next to a synchronous one: `python bench/save_pause.py`.
 
 An asynchronous save costs its copy; a synchronous one is the same call, followed by waiting for the commit. Both are
-measured in turn on a state of BERT-base's size (weights and two moments in fp32), and beside them the limits: copying
+measured in turn on a state of BERT-base's size (weights and two moments in fp32), together with the limits: copying
 as many bytes from memory to memory on this machine, and writing them to its disk with an fsync.
 """
 
@@ -25,9 +25,9 @@ from multihop.pretrain.checkpoint.writer import CheckpointWriter
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 RUN = "b" * 32
-"""An id that no run has: retention removes what has it."""
+"""An id that no run has, because retention removes the checkpoints of a run."""
 TENSORS = 200
-"""About as many as BERT-base has."""
+"""Number of tensors, about that of BERT-base."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measure(folder: Path, ranks: int, parameters: int, repeats: int) -> dict[str, float]:
-    """Medians over `repeats` of each kind of save, one after the other, by `ranks` threads that save a rank each."""
+    """Return the medians over `repeats` of each kind of save, in turn, by `ranks` threads that save a rank each."""
     states = [state_of(parameters // ranks, rank) for rank in range(ranks)]
     writers = [
         CheckpointWriter(str(folder / f"{ranks}-ranks"), rank, ranks, f"{RUN[:8]}-bench", keep=1)
@@ -79,7 +79,7 @@ def measure(folder: Path, ranks: int, parameters: int, repeats: int) -> dict[str
     threads = ThreadPoolExecutor(ranks)
 
     def save(wait: bool) -> tuple[float, float]:
-        """Seconds: the longest pause of any rank, and until all of them are back."""
+        """Return the seconds of the longest pause of any rank, and the seconds until all ranks return."""
         nonlocal step
         step += 1
         manifest = CheckpointManifest(
@@ -130,7 +130,7 @@ def measure(folder: Path, ranks: int, parameters: int, repeats: int) -> dict[str
 
 
 def state_of(parameters: int, rank: int) -> dict[str, Tensor]:
-    """Named slices of `parameters` weights and their moments, in flat buffers as the optimizer has them."""
+    """Return named slices of `parameters` weights and their moments, in flat buffers as the optimizer has them."""
     state, numel = {}, parameters // TENSORS
     for kind in KINDS:
         flat = torch.rand(parameters)
@@ -140,7 +140,7 @@ def state_of(parameters: int, rank: int) -> dict[str, Tensor]:
 
 
 def copy_seconds(states: list[dict[str, Tensor]], blocks: int = 8) -> float:
-    """Copying as many bytes between memory that was touched before, in large blocks."""
+    """Return the seconds of copying as many bytes in large blocks, between memory that was touched before."""
     length = sum(tensor.numel() for state in states for tensor in state.values()) // blocks
     source, target = torch.rand(length), torch.zeros(length)
     started = time.perf_counter()
@@ -150,7 +150,7 @@ def copy_seconds(states: list[dict[str, Tensor]], blocks: int = 8) -> float:
 
 
 def write_seconds(path: Path, states: list[dict[str, Tensor]]) -> float:
-    """Writing the same bytes into one new file, and an fsync."""
+    """Return the seconds of writing the same bytes into one new file, with an fsync."""
     started = time.perf_counter()
     with open(path, "wb") as file:
         for state in states:

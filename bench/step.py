@@ -1,11 +1,11 @@
-"""Tokens a second and peak memory of one optimizer step: ours, Hugging Face's model, and a plain loop for GPT-2.
+"""Measure speed and peak memory of an optimizer step: ours, Hugging Face's model, and a plain loop for GPT-2.
 
     python bench/step.py --shapes bert-mini:128 bert-base:512:0.3 gpt2-small:512 --json FILE
 
 A shape is MODEL:LENGTH[:PADDING]; PADDING is the share of padding in a rectangular batch. Each peer runs in its own
 process, which gives each its own peak memory; they take turns, one step each. All use the same sequences, torch,
-threads, AdamW (fused), clipping, and dropout as published. Hugging Face's loop is its Trainer's between two batches.
-Tokens do not include padding.
+threads, AdamW (fused), clipping, and dropout as published. Hugging Face's loop does what its Trainer does between two
+batches. Tokens do not include padding.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ALL_SHAPES = [
 
 
 def case_of(shape: str, arguments: argparse.Namespace) -> Case:
-    """A peer's input, as JSON."""
+    """Return a peer's input, which is sent to it as JSON."""
     model, length, *padding = shape.split(":")
     family, size = model.split("-")
     layers, hidden, heads = SIZES[size]
@@ -64,7 +64,7 @@ def case_of(shape: str, arguments: argparse.Namespace) -> Case:
 
 
 def flops_of(case: Case) -> tuple[float, float]:
-    """Floating-point operations of a step: those needed, and those of a padded batch with all its logits."""
+    """Return the FLOPs of a step: those that are needed, and those of a padded batch with all its logits."""
     from multihop.pretrain.models.families import parse_model_config
 
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads")}
@@ -77,7 +77,7 @@ def flops_of(case: Case) -> tuple[float, float]:
 
 
 def measure(case: Case, names: list[str], script: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Each peer's step times, wall-clock and of the processor, its peak memory and its profile, by peer."""
+    """Return wall-clock and processor times of the steps, peak memory and profile, each by peer."""
     groups = [[name] for name in names] if getattr(arguments, "one_at_a_time", False) else [names]
     found: dict[str, Any] = {}
     for group in groups:
@@ -119,7 +119,7 @@ def _interleaved(case: Case, names: list[str], script: str, arguments: argparse.
 
 @contextmanager
 def start_peer(name: str, case: Case) -> Iterator[Callable[[], float]]:
-    """A peer in its own process; each call does one step and returns its seconds."""
+    """Start a peer in its own process, and yield a function that runs one step and returns its seconds."""
     process = subprocess.Popen(
         [sys.executable, step_peers.__file__, name],
         stdin=subprocess.PIPE,
@@ -150,7 +150,7 @@ def ask(process: Any, name: str, what: str) -> dict[str, Any]:
 
 
 def row_of(case: Case, found: dict[str, Any], rate: float) -> dict[str, Any]:
-    """The ratios of a case; ratios of times are medians over the turns."""
+    """Return the ratios of a case; ratios of times are medians over the turns."""
     needed, rectangle = flops_of(case)
     mine = found["seconds"]["ours"]
     tokens = int(lengths_of(case).sum())

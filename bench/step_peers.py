@@ -17,13 +17,13 @@ Stepper = Callable[[], None]
 
 
 def lengths_of(case: Case) -> np.ndarray:
-    """int64 (S,): spread evenly below the full length to leave the case's share of padding, in random order."""
+    """Return int64 (S,), lengths that leave the case's share of padding, spread evenly and in random order."""
     shares = np.linspace(1.0, 1 - 2 * case["padding"], case["sequences"])
     return np.random.default_rng(case["seed"]).permutation(np.round(shares * case["length"]).astype(np.int64))
 
 
 def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Lengths, and of each sequence its tokens and which of them are masked."""
+    """Return the lengths and, for each sequence, its tokens and the positions of the masked ones."""
     rng, lengths = np.random.default_rng(case["seed"]), lengths_of(case)
     tokens = [rng.integers(5, VOCABULARY[case["family"]], length) for length in lengths]
     masked = [np.sort(rng.choice(length, max(1, round(MASK_RATE * length)), replace=False)) for length in lengths]
@@ -31,7 +31,7 @@ def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]
 
 
 def ours(case: Case) -> Stepper:
-    """A step of our engine on one rank."""
+    """Return a function that runs a step of our engine on one rank."""
     sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
     model = {**sizes, "max_positions": max(512, case["length"])}
     return engine_loop(case, model, VOCABULARY[case["family"]], batch_of)
@@ -56,7 +56,13 @@ def batch_of(case: Case) -> Any:
 
 
 def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of: Callable[[Case], Any]) -> Stepper:
-    """Our engine as a training worker uses it: model section, vocabulary, and the batch of the case."""
+    """Return a function that runs a step of our engine as a training worker does.
+
+    Args:
+        described: the recipe's `model` section.
+        vocabulary: number of tokens.
+        batch_of: returns the batch of the case.
+    """
     import torch
 
     from multihop.common.machine import disable_malloc_trim
@@ -82,7 +88,7 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
             "engine": engine_settings,
         }
     )
-    yield_baseline()
+    reset_peak_memory()
     model = build_model(config.model, vocabulary)
     init_weights(model, 1)
     engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
@@ -100,10 +106,10 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
 
 
 def hugging_face(case: Case) -> Stepper:
-    """The work of `transformers.Trainer` between two batches."""
+    """Return a function that does the work of `transformers.Trainer` between two batches."""
     import transformers
 
-    yield_baseline()
+    reset_peak_memory()
     size = {"vocab_size": VOCABULARY[case["family"]]}
     rate = case["dropout"]
     if case["family"] == "bert":
@@ -140,10 +146,10 @@ def hugging_face(case: Case) -> Stepper:
 
 
 def plain(case: Case) -> Stepper:
-    """GPT-2 in a plain loop."""
+    """Return a function that runs a step of GPT-2 in a plain loop."""
     import plain_gpt2
 
-    yield_baseline()
+    reset_peak_memory()
     model = plain_gpt2.PlainGPT2(
         VOCABULARY["gpt2"], case["layers"], case["hidden"], case["heads"], max(512, case["length"]), case["dropout"]
     )
@@ -153,7 +159,7 @@ def plain(case: Case) -> Stepper:
 
 
 def padded(case: Case) -> dict[str, np.ndarray]:
-    """The same sequences, padded."""
+    """Return the sequences of `texts_of`, padded."""
     lengths, pieces, masked = texts_of(case)
     shape = (case["sequences"], case["length"])
     ids, labels, mask = np.zeros(shape, np.int64), np.full(shape, -100, np.int64), np.zeros(shape, np.int64)
@@ -164,7 +170,7 @@ def padded(case: Case) -> dict[str, np.ndarray]:
 
 
 def plain_loop(case: Case, model: Any, arrays: dict[str, np.ndarray], loss_of: Callable[[Any], Any]) -> Stepper:
-    """Forward, backward, clip, update; under bf16 by autocast."""
+    """Return a function that runs forward, backward, clipping and update; bf16 is by autocast."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -194,8 +200,8 @@ def plain_loop(case: Case, model: Any, arrays: dict[str, np.ndarray], loss_of: C
 PEERS = {"ours": ours, "hugging_face": hugging_face, "plain": plain}
 
 
-def yield_baseline() -> None:
-    """From here on memory is counted: that of the model and its training, not that of imported libraries."""
+def reset_peak_memory() -> None:
+    """Start counting memory here, so that it is that of the model and its training, without imported libraries."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     global _baseline
     _baseline = _status("VmRSS")
@@ -210,7 +216,7 @@ def _status(key: str) -> int:
 
 
 def peer_process(name: str, peers: dict[str, Callable[[Case], Stepper]]) -> None:
-    """Reads a case from standard input, then takes a step per line and prints its time."""
+    """Read a case from standard input, then run a step per line and print its time."""
     case = json.loads(sys.stdin.readline())
     import torch
 
@@ -233,7 +239,7 @@ def peer_process(name: str, peers: dict[str, Callable[[Case], Stepper]]) -> None
 
 
 def profile(step: Stepper) -> list[list[Any]]:
-    """The most expensive operations of three steps: name, share of the time, the device's where there is one."""
+    """Return the most expensive operations of three steps and their shares of the time, on a GPU if there is one."""
     from torch.profiler import profile as torch_profile
 
     with torch_profile() as found:

@@ -1,9 +1,9 @@
-"""Throughput of a training step while the driver tracks it in MLflow, against without: `python bench/tracking.py`.
+"""Measure training throughput with and without the driver tracking it in MLflow: `python bench/tracking.py`.
 
-A process trains, step after step, and after each step a row of its metrics is written, as with
-`engine.log_interval: 1`: the most that there can be to log. This process is the driver, on the same machine, which is
-the worst case too. Blocks of steps with and without the driver's thread that follows the file take turns. Beside the
-ratio of their speeds stands what the thread costs in CPU time, which other work on the machine disturbs less.
+A process trains, and after each step a row of its metrics is written, as with `engine.log_interval: 1`: no run can log
+more. This process is the driver, on the same machine, which is the worst case too. Blocks of steps with and without the
+driver's thread that follows the file take turns. Besides the ratio of their speeds, the script prints the CPU time of
+the driver, which depends less on other work on the machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from step import case_of, start_peer
 from multihop.cluster.tracking.tracker import open_run
 
 METRICS = ("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "samples", "tokens", "skipped", "tokens_per_s", "mfu")
-"""Number of metrics in a row of a run."""
+"""Names of the metrics in a row of a run."""
 
 
 def main() -> None:
@@ -67,7 +67,10 @@ def main() -> None:
 def measure(
     run_dir: Path, uri: str | None, step: Callable[[], float], seconds: float, repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Steps a second and the driver's busy cores in each block, with tracking on and off; the first pair warms up."""
+    """Return steps per second and the driver's busy cores in each block, with tracking on and off.
+
+    The first pair of blocks warms up and is left out.
+    """
     run_dir.mkdir()
     tracker = open_run(run_dir, {"name": "bench"}, uri, "bench", {})
     rates: dict[str, list[float]] = {"on": [], "off": []}

@@ -1,9 +1,9 @@
-"""Sentences a second of beam search: ours, and transformers' `generate` on the same weights.
+"""Measure sentences per second of beam search: ours, and transformers' `generate` on the same weights.
 
     python bench/translation_decode.py --padding 0 0.3
 
-A transformer copies sentences of random tokens, not always surely, so that hypotheses compete and end with their
-source. The padding of a batch is that of its sources; sentences that are done leave our batch, and not that of
+A transformer copies sentences of random tokens with some uncertainty, so that hypotheses compete and end where their
+source ends. The padding of a batch is that of its sources; finished sentences leave our batch, but not that of
 `generate`. Each peer runs in its own process; they take turns, one batch each. `same` is the share of the sentences
 whose hypotheses are all equal.
 """
@@ -44,7 +44,7 @@ def main() -> None:
     results = []
     for padding in arguments.padding:
         sizes = {name: getattr(arguments, name) for name in ("preset", "batch", "length", "beams", "vocabulary")}
-        more = arguments.length + 50  # as `multihop translate`; none needs them
+        more = arguments.length + 50  # as `multihop translate` allows; no sentence needs them
         case = {**sizes, "padding": padding, "new": more, "threads": arguments.threads, "seed": 1}
         times, found = measure(case, PEERS, translation_decode_peers.__file__, arguments.repeats)
         same = statistics.mean(mine == theirs for mine, theirs in zip(*found.values(), strict=True))

@@ -1,6 +1,6 @@
-"""The peers of bench/translation_decode.py, each a process, as those of bench/generate.py.
+"""The peers of bench/translation_decode.py, each a process like those of bench/generate.py.
 
-What they make of each source is its best hypotheses, the best one first.
+They return the hypotheses of each source, the best one first.
 """
 
 import sys
@@ -16,7 +16,7 @@ Decoder = Any
 
 
 def sources_of(case: Case) -> list[list[int]]:
-    """Random tokens and an end token, of lengths as in bench/step.py."""
+    """Return sources of random tokens and an end token, with lengths as in bench/step.py."""
     import numpy as np
 
     rng = np.random.default_rng(case["seed"])
@@ -27,11 +27,11 @@ def sources_of(case: Case) -> list[list[int]]:
 
 
 def model_of(case: Case) -> Any:
-    """A transformer that copies its source, more or less surely, the same in each process: hypotheses compete, begin
-    alike, and end where their source does, as those of a trained model. Random weights never end, or at once.
+    """Return a transformer that copies its source with some uncertainty, the same in each process.
 
-    The last cross-attention looks at the source's token at its own position, by the sinusoids of high frequency, where
-    the embeddings have zeros; all other weights are noise.
+    As with a trained model, hypotheses compete, begin alike, and end where their source does. With random weights they
+    would never end, or end at once. The last cross-attention attends to the source's token at its own position, by the
+    sinusoids of high frequency, where the embeddings are zero; all other weights are noise.
     """
     import torch
 
@@ -58,7 +58,7 @@ def model_of(case: Case) -> Any:
 
 
 def ours(case: Case) -> Decoder:
-    """Our search."""
+    """Return a function that runs our beam search."""
     import torch
 
     from multihop.common.machine import disable_malloc_trim
@@ -80,7 +80,7 @@ def ours(case: Case) -> Decoder:
 
 
 def hugging_face(case: Case) -> Decoder:
-    """`generate` of transformers on the same weights, sources padded on the right."""
+    """Return a function that runs transformers' `generate` on the same weights, with sources padded on the right."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Tokens a second and peak memory of one optimizer step of a model that translates: ours, and its peer.
+"""Measure speed and peak memory of an optimizer step of an encoder-decoder (translation) model: ours, and its peer.
 
     python bench/translation_step.py --models transformer-base lstm --json FILE
 
@@ -35,7 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def case_of(model: str, arguments: argparse.Namespace) -> Case:
-    """A peer's input, as JSON."""
+    """Return a peer's input, which is sent to it as JSON."""
     return {
         "model": MODELS[model],
         "vocabulary": arguments.vocabulary,
@@ -50,7 +50,7 @@ def case_of(model: str, arguments: argparse.Namespace) -> Case:
 
 
 def row_of(name: str, case: Case, found: dict[str, Any], rate: float) -> dict[str, Any]:
-    """The ratios of a case; ratios of times are medians over the turns."""
+    """Return the ratios of a case; ratios of times are medians over the turns."""
     from multihop.pretrain.models.families import parse_model_config
 
     model, (sources, targets) = parse_model_config(case["model"]), lengths_of_pairs(case)

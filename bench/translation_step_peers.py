@@ -1,20 +1,23 @@
-"""The peers of bench/translation_step.py, each a process, as those of bench/step.py."""
+"""The peers of bench/translation_step.py, each a process like those of bench/step.py."""
 
 import sys
 from typing import Any
 
 import numpy as np
-from step_peers import Case, Stepper, engine_loop, lengths_of, peer_process, plain_loop, yield_baseline
+from step_peers import Case, Stepper, engine_loop, lengths_of, peer_process, plain_loop, reset_peak_memory
 
 PAD, END, FIRST = 0, 1, 3
 SMOOTHING = 0.1
 _RATIO = 0.2
-"""Standard deviation of a target's length over its source's."""
+"""Standard deviation of the ratio of a target's length to its source's."""
 
 
 def lengths_of_pairs(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """int64 (S,) each, end tokens included: of the sources spread as in bench/step.py; of the targets the same lengths,
-    so that both sides have the same padding, but assigned to the sources roughly in their order."""
+    """Return the lengths of the sources and of the targets, int64 (S,) each, end tokens included.
+
+    Those of the sources are spread as in bench/step.py. The targets have the same lengths, so that both sides have the
+    same padding; long targets mostly belong to long sources.
+    """
     sources = lengths_of(case)
     rank = sources * np.random.default_rng(case["seed"] + 1).normal(1.0, _RATIO, len(sources))
     targets = np.empty_like(sources)
@@ -23,7 +26,7 @@ def lengths_of_pairs(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pairs_of(case: Case) -> list[tuple[list[int], list[int]]]:
-    """Random tokens, with an end token on each side."""
+    """Return pairs of random tokens, with an end token on each side."""
     rng = np.random.default_rng(case["seed"])
     return [
         tuple([*rng.integers(FIRST, case["vocabulary"], length - 1).tolist(), END] for length in pair)
@@ -32,7 +35,7 @@ def pairs_of(case: Case) -> list[tuple[list[int], list[int]]]:
 
 
 def ours(case: Case) -> Stepper:
-    """A step of our engine on one rank."""
+    """Return a function that runs a step of our engine on one rank."""
     return engine_loop(case, case["model"], case["vocabulary"], _batch_of)
 
 
@@ -56,7 +59,7 @@ def _batch_of(case: Case) -> Any:
 
 
 def marian_config(sizes: Any, vocabulary: int) -> Any:
-    """That of the same model: `sizes` is its model section."""
+    """Return the MarianConfig of the same model; `sizes` is its model section."""
     import transformers
 
     return transformers.MarianConfig(
@@ -79,7 +82,7 @@ def marian_config(sizes: Any, vocabulary: int) -> Any:
 
 
 def hugging_face(case: Case) -> Stepper:
-    """The work of `transformers.Trainer` between two batches, on a batch of its collator."""
+    """Return a function that does the work of `transformers.Trainer` between batches, on a batch of its collator."""
     import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -89,7 +92,7 @@ def hugging_face(case: Case) -> Stepper:
 
     words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
-    yield_baseline()
+    reset_peak_memory()
     sizes = parse_model_config(case["model"])
     config = marian_config(sizes, case["vocabulary"])
     model = transformers.MarianMTModel(config)
@@ -101,13 +104,13 @@ def hugging_face(case: Case) -> Stepper:
 
 
 def torch_lstm(case: Case) -> Stepper:
-    """A plain loop over torch's own LSTM, on the same padded batch."""
+    """Return a function that runs a step of torch's own LSTM in a plain loop, on the same padded batch."""
     import torch
     from plain_lstm import PlainLSTM
 
     from multihop.pretrain.models.families import parse_model_config
 
-    yield_baseline()
+    reset_peak_memory()
     sizes = parse_model_config(case["model"])
     attends, feeds = sizes.attention != "none", bool(sizes.input_feeding)
     model = PlainLSTM(case["vocabulary"], sizes.layers, sizes.hidden, sizes.dropout, attends, feeds, SMOOTHING)
@@ -118,7 +121,7 @@ def torch_lstm(case: Case) -> Stepper:
     given[:, 0] = PAD
 
     class Given(torch.nn.Module):
-        """Lengths stay on the CPU."""
+        """Passes the lengths to the model; they stay on the CPU."""
 
         def __init__(self) -> None:
             super().__init__()

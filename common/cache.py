@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from multihop.common.errors import UserError
 
@@ -56,7 +57,8 @@ def evictable_folders() -> set[Path]:
 
 
 def evict_until_fits(folders: Iterable[Path], needed: int, files: Iterable[Path] = ()) -> None:
-    """Remove folders of the cache, the least recently used first, until MULTIHOP_CACHE_GB is kept.
+    """Remove folders of the cache, the least recently used first, until the others and `needed` bytes fit into
+    MULTIHOP_CACHE_GB.
 
     Args:
         folders: folders that may be removed unless a process has pinned them.
@@ -100,7 +102,10 @@ def _remove_unless_pinned(folder: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        shutil.rmtree(folder)
+        # Renamed first: a process that pins the folder meanwhile creates a new one.
+        removed = folder.with_name(f".{folder.name}.{uuid4().hex}")
+        os.rename(folder, removed)
+        shutil.rmtree(removed)
     return True
 
 
@@ -111,4 +116,6 @@ def _last_used(folder: Path) -> float:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    with suppress(FileNotFoundError):  # another process may be removing it
+        return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return 0

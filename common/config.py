@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from enum import Flag, auto
 from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -35,12 +35,23 @@ class Section(BaseModel):
     def _booleans_are_no_numbers(cls, content: Any) -> Any:
         """Refuse true and false for a number: pydantic takes them for 1 and 0."""
         for key, value in content.items() if isinstance(content, dict) else ():
-            if isinstance(value, bool) and key in cls.model_fields:
-                annotation = cls.model_fields[key].annotation
-                types = {annotation, *get_args(annotation)}
+            items = value if isinstance(value, list | tuple) else [value]
+            if key in cls.model_fields and (wrong := [item for item in items if isinstance(item, bool)]):
+                types = set(_leaf_types(cls.model_fields[key].annotation))
                 if types & {int, float} and bool not in types:
-                    raise UserError(f"{key}={str(value).lower()} is not a number; write a number")
+                    raise UserError(f"{key}={str(wrong[0]).lower()} is not a number; write a number")
         return content
+
+
+def _leaf_types(annotation: Any) -> Iterator[Any]:
+    """Yield the types in an annotation of unions, lists, tuples and `Annotated`."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        parts = parts[:1]
+    if not parts:
+        yield annotation
+    for part in parts:
+        yield from _leaf_types(part)
 
 
 class Record(BaseModel):

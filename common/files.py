@@ -258,6 +258,25 @@ def open_append(path: Path) -> BinaryIO:
     return file
 
 
+def append_bytes(path: Path, data: bytes) -> int:
+    """Append all of `data` to a file and sync it, or nothing; returns the offset at which it begins.
+
+    Raises:
+        UserError: as `check_not_link`.
+    """
+    with add_path_to_disk_full_error(path), open_append(path) as file:
+        offset = file.tell()
+        try:
+            left = memoryview(data)
+            while left:  # not through the buffer, which would retry its rest on close
+                left = left[os.write(file.fileno(), left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(file.fileno(), offset)
+            raise
+    return offset
+
+
 def check_not_link(path: Path) -> None:
     """Refuse to write into anything but a regular file: in a directory from somebody else a link could lead anywhere.
 

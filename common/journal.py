@@ -5,7 +5,6 @@ changed. Nothing is lost with the reader: a new one appends all segments to file
 """
 
 import logging
-import os
 import re
 import threading
 from collections import defaultdict
@@ -14,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from multihop.common.errors import UserError
-from multihop.common.files import add_path_to_disk_full_error, last_line_end, open_append, open_regular
+from multihop.common.files import append_bytes, last_line_end, open_regular
 from multihop.common.storage import Folder
 
 _EVERY_S = 1.0
 _MERGED = 1000
 """Number of segments that are replaced by one: a listing of a store returns as many names."""
+_MAX_SEGMENT_BYTES = 2**30
 _NAME = re.compile(r"(?P<launch>\d{8,})-(?P<first>\d{8,})(_(?P<last>\d{8,}))?\.(?P<file>[a-z]+\.jsonl)")
 
 log = logging.getLogger(__name__)
@@ -111,13 +111,9 @@ class JournalReader:
             if any(other is not segment and other.covers(segment) for other in merged):
                 self._remote.remove(name)  # left by a reader that was killed
             elif name not in self._seen:
-                data = self._remote.read_bytes(name, 2**30)
-                path = self._folder / segment.file
-                with add_path_to_disk_full_error(path), open_append(path) as file:
-                    segment.offset, segment.length = file.tell(), len(data)
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                data = self._remote.read_bytes(name, _MAX_SEGMENT_BYTES)
+                assert len(data) <= _MAX_SEGMENT_BYTES, name
+                segment.offset, segment.length = append_bytes(self._folder / segment.file, data), len(data)
                 self._seen.add(name)
                 if segment.last == segment.first:
                     self._segments[segment.launch, segment.file].append(segment)

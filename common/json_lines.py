@@ -7,19 +7,11 @@ warning that names the file and the byte. A trial whose row is lost in this way 
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from multihop.common.files import (
-    add_path_to_disk_full_error,
-    last_line_end,
-    make_folder,
-    open_append,
-    open_regular,
-    truncate_torn_line,
-)
+from multihop.common.files import append_bytes, last_line_end, make_folder, open_regular, truncate_torn_line
 
 Row = dict[str, Any]
 
@@ -41,16 +33,7 @@ def append_row(path: Path, row: Row) -> None:
     line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     make_folder(path.parent)
     truncate_torn_line(path)
-    with add_path_to_disk_full_error(path), open_append(path) as file:
-        before = file.tell()
-        try:
-            left = memoryview(line)
-            while left:  # not through the buffer, which would retry its rest on close
-                left = left[os.write(file.fileno(), left) :]
-            os.fsync(file.fileno())
-        except OSError:
-            os.truncate(file.fileno(), before)
-            raise
+    append_bytes(path, line)
 
 
 class RowFollower:

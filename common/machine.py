@@ -2,18 +2,22 @@
 
 import ctypes
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 _DATASHEET = {  # dense bf16 matrix products with fp32 accumulation, per second; NVIDIA's datasheets
+    "H200 NVL": 836e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "A10": 125e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
     "RTX 4090": 165e12,
 }
@@ -23,7 +27,8 @@ _NEVER = -1
 
 def datasheet_rate(device_name: str) -> float | None:
     """Return the datasheet's bf16 rate of a GPU of this name; None for an unknown GPU."""
-    return next((rate for name, rate in _DATASHEET.items() if all(word in device_name for word in name.split())), None)
+    words = set(re.split(r"[\s-]+", device_name))
+    return next((rate for name, rate in _DATASHEET.items() if words >= set(name.split())), None)
 
 
 def cpu_model() -> str:
@@ -63,8 +68,27 @@ def available_memory(root: Path = Path("/")) -> int:
     Args:
         root: the directory of proc/ and sys/.
     """
+    free = [_meminfo(root, "MemAvailable"), *(limit - used for limit, used in _control_groups(root))]
+    return max(min(free), 0)
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of this machine's memory, or the smallest limit of the process's control groups.
+
+    Args:
+        root: as in `available_memory`.
+    """
+    return min([_meminfo(root, "MemTotal"), *(limit for limit, _ in _control_groups(root))])
+
+
+def _meminfo(root: Path, name: str) -> int:
     lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-    free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    return int(lines[name].split()[0]) * 1024
+
+
+def _control_groups(root: Path) -> list[tuple[int, int]]:
+    """Return the limit and the used bytes of each control group of this process that has a limit."""
+    found = []
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -76,14 +100,9 @@ def available_memory(root: Path = Path("/")) -> int:
         # The limits of all parent groups apply too. In a container the path may be the host's, and only `top` exist.
         inner = Path(group.lstrip("/"))
         for folder in {top, *(top / each for each in (inner, *inner.parents))}:
-            free += _free_in_group(folder / limit, folder / used, folder / "memory.stat")
-    return max(min(free), 0)
-
-
-def _free_in_group(limit: Path, used: Path, stat: Path) -> list[int]:
-    """Return one number, or none if the group has no limit. Cached files do not count: the kernel reclaims them."""
-    if not limit.exists() or limit.read_text().strip() == "max":
-        return []
-    counts = dict(line.split() for line in stat.read_text().splitlines())
-    cached = int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
-    return [int(limit.read_text()) - int(used.read_text()) + cached]
+            if (folder / limit).exists() and (folder / limit).read_text().strip() != "max":
+                counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                cached = int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+                # Cached files do not count: the kernel reclaims them.
+                found.append((int((folder / limit).read_text()), int((folder / used).read_text()) - cached))
+    return found

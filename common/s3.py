@@ -187,7 +187,7 @@ def _as_os_error(path: str) -> Iterator[dict[str, str]]:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise UserError("writing checkpoints to s3:// needs boto3; pip install 'multihop[s3]'") from None
+        raise UserError("writing to s3:// needs boto3; pip install 'multihop[s3]'") from None
     bucket, _, key = path.partition("/")
     try:
         yield {"Bucket": bucket, "Key": key}

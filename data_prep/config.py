@@ -220,8 +220,8 @@ class PairLanguages(Section):
 
 
 class PairFilters(Section):
-    """The rules of Moses (Koehn et al. 2007), clean-corpus-n.perl, with its defaults and 1 and 80 words as its manual
-    has them, and of equal sides. null disables a rule."""
+    """The rules of Moses' clean-corpus-n.perl (Koehn et al. 2007) with its defaults and its manual's limits of 1 and 80
+    words, and a rule against equal sides. null disables a rule."""
 
     min_words: int | None = Field(default=1, ge=1)
     """Minimum words of each side."""
@@ -253,7 +253,7 @@ class NearDuplicatesConfig(Section):
     """Drop documents that share most of their word n-grams with another; one document per cluster is kept."""
 
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
-    """Minimum Jaccard similarity of two near duplicates' shingles."""
+    """Minimum Jaccard similarity of two documents' sets of shingles."""
     shingle_words: int = Field(default=5, ge=1, le=64)
     """Words of a shingle (a word n-gram)."""
     permutations: int = Field(default=128, ge=16, le=1024, multiple_of=8)
@@ -268,7 +268,7 @@ class NearDuplicatesConfig(Section):
         if self.bands is not None and self.bands > self.permutations:
             raise UserError(
                 f"data.near_duplicates.bands={self.bands} is more than permutations={self.permutations}; "
-                "a band takes one of them at least"
+                "each band needs at least one"
             )
         return self
 
@@ -305,8 +305,8 @@ class DataConfig(Section):
     decontaminate: Annotated[DecontaminateConfig | None, DATA] = None
     """Removal of evaluation texts; null: do not compare with them."""
     shuffle_window_shards: Annotated[int | None, ORDER] = Field(default=None, ge=1, exclude_if=_is_default)
-    """Number of shards of 256 MiB that are drawn at a time in each epoch, and whose samples are shuffled among
-    themselves; null: all. With it, nodes that share only an object store fetch shards while training goes on."""
+    """Shuffle within windows of this many shards (256 MiB each); null: over all shards. With it, nodes that share only
+    an object store fetch shards during training."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> "DataConfig":
@@ -369,7 +369,7 @@ class TokenizerConfig(Section):
     special_tokens: Annotated[Literal["bert", "albert", "gpt2", "t5"], DATA | COMPATIBILITY] = "bert"
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
     gpt2: <|endoftext|> and <unk> as ids 0 and 1; t5, which pairs need: <pad> </s> <unk> as ids 0 to 2."""
-    separate: Annotated[bool, DATA | COMPATIBILITY] = Field(default=False, exclude_if=_is_default)
+    separate_vocabularies: Annotated[bool, DATA | COMPATIBILITY] = Field(default=False, exclude_if=_is_default)
     """Train a tokenizer of `vocab_size` for each side of pairs, not one for both."""
     byte_fallback: Annotated[bool, DATA | COMPATIBILITY] = False
     """Encode a character without a token as its UTF-8 bytes, which take 256 tokens of the vocabulary, not as <unk>."""
@@ -409,8 +409,8 @@ class TokenizerConfig(Section):
 
 def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
     """Raise UserError where the tokenizer's settings do not suit the sources' pairs or documents."""
-    if tok.separate and not data.holds_pairs:
-        raise UserError("tokenizer.separate=true is for pairs, but data.sources have documents; remove it")
+    if tok.separate_vocabularies and not data.holds_pairs:
+        raise UserError("tokenizer.separate_vocabularies=true is for pairs, but data.sources have documents; remove it")
     if tok.add_words and data.holds_pairs:
         raise UserError(f"tokenizer.add_words={tok.add_words} is for documents, but data.sources have pairs; remove it")
     if data.holds_pairs and tok.path is None and tok.special_tokens != "t5":

@@ -10,7 +10,7 @@ from multihop.common.errors import UserError
 
 Init = Literal["pretrained", "parent", "random"]
 """Initial weights of a trial: the evaluated ones, the initial weights of their training, or random ones."""
-SHORTEST = 8
+MIN_SEQ_LEN = 8
 """Minimum of `seq_len`, in tokens."""
 ReportOn = Literal["half", "dev"]
 Pooling = Literal["family", "mean"]
@@ -18,7 +18,7 @@ _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
 _Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _Count = Annotated[int, Field(ge=1)]
-_Length = Annotated[int, Field(ge=SHORTEST)]
+_Length = Annotated[int, Field(ge=MIN_SEQ_LEN)]
 
 
 class Features(Section):
@@ -91,7 +91,7 @@ class TrialSettings(Section):
     chooses, the other is reported; dev: the whole development set does both, as in most papers."""
 
 
-KINDS = {
+SETTING_KINDS = {
     "stride": ("spans",),
     "document_context": ("tagging",),
     "pooling": ("classification", "regression", "choice"),

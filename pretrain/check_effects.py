@@ -55,7 +55,7 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
         yield f"model.{name}", config.model, name, reads, rotary_settings
     optimizer = config.optimizer
     for name, optimizers in (
-        ("max_trust", ("lamb",)),
+        ("max_trust_ratio", ("lamb",)),
         ("momentum", ("muon",)),
         ("muon_scale", ("muon",)),
         ("adamw_lr_ratio", ("muon",)),

@@ -11,6 +11,8 @@ from multihop.data_prep.config import DataConfig
 from multihop.pretrain.models.families import FAMILIES, PRESETS, AnyModelConfig
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
+_DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 
 class RampSegment(Section):
     """The first steps of a phase, or the next ones, with a different batch size."""
@@ -133,11 +135,11 @@ class OptimizerConfig(Section):
     matrices of the layers, with AdamW for everything else."""
     weight_decay: Annotated[float, UPDATES] = Field(default=0.01, ge=0.0)
     """Decoupled weight decay; not applied to biases and layer norms."""
-    betas: Annotated[tuple[float, float], UPDATES] = (0.9, 0.999)
+    betas: Annotated[tuple[_DecayRate, _DecayRate], UPDATES] = (0.9, 0.999)
     eps: Annotated[float, UPDATES] = Field(default=1e-6, gt=0.0)
     max_grad_norm: Annotated[float, UPDATES] = Field(default=1.0, ge=0.0)
     """Maximum global gradient norm; 0 disables clipping."""
-    max_trust: Annotated[float, UPDATES] = Field(default=10.0, gt=0.0)
+    max_trust_ratio: Annotated[float, UPDATES] = Field(default=10.0, gt=0.0)
     """lamb: upper bound of the trust ratio."""
     momentum: Annotated[float, UPDATES] = Field(default=0.95, ge=0.0, lt=1.0)
     """muon: decay rate of the momentum, which is Nesterov's."""

@@ -144,7 +144,7 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
         added = f", and {recipe.tokenizer.add_words:,} words of {decimal(estimate.sample_bytes)} of text"
         print(f"tokenizer {safe_text(recipe.tokenizer.path)}{added if recipe.tokenizer.add_words else ''}")
     elif estimate.sample_bytes:
-        trained = "one for each side, trained" if recipe.tokenizer.separate else "trained"
+        trained = "one for each side, trained" if recipe.tokenizer.separate_vocabularies else "trained"
         print(
             f"tokenizer {trained} on {decimal(estimate.sample_bytes)} of text; needs about "
             f"{decimal(estimate.training_bytes)} of memory"

@@ -147,7 +147,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     from multihop.eval.report.attention_picture import draw_map
     from multihop.eval.report.plot_style import as_png
 
-    trained, cut, done = _load(location, step), 0, 0
+    trained, truncated, done = _load(location, step), 0, 0
     # An unsuitable model is refused before any input is read.
     translator(trained)
     if attention_maps is not None:
@@ -158,20 +158,20 @@ def show_translated(location: str, step: int | None, search: "Search", attention
         for texts in _batches(_input_lines(), _LINES_AT_ONCE):
             for result in translate(trained, texts, search):
                 done += 1
-                cut += result.is_cut
+                truncated += result.is_truncated
                 print(" ".join(result.text.splitlines()))  # byte tokens can decode to line breaks
                 if attention_maps is not None and result.tokens:
                     write_atomically(attention_maps / f"{done}.png", as_png(draw_map(trained, result)))
             sys.stdout.flush()
             line.update(done, lines)
-    _warn_about_cuts(trained, cut)
+    _warn_about_truncation(trained, truncated)
 
 
 def show_embedded(location: str, step: int | None, pooling: "Pooling") -> None:
     """Print a line of JSON for each line of standard input."""
     from multihop.eval.inference.embed import NoTokensError, embed
 
-    trained, cut, done = _load(location, step), 0, 0
+    trained, truncated, done = _load(location, step), 0, 0
     for texts in _batches(_input_lines(), _TEXTS_AT_ONCE):
         try:
             vectors = embed(trained, texts, pooling)
@@ -180,16 +180,16 @@ def show_embedded(location: str, step: int | None, pooling: "Pooling") -> None:
             raise UserError(f"standard input, line {line}: {text!r} has no tokens; remove the line") from None
         for text, result in zip(texts, vectors, strict=True):
             done += 1
-            cut += result.is_cut
+            truncated += result.is_truncated
             row = {"text": text, "tokens": result.tokens, "embedding": result.vector}
             print(json.dumps(row, ensure_ascii=False))
-    _warn_about_cuts(trained, cut)
+    _warn_about_truncation(trained, truncated)
 
 
-def _warn_about_cuts(trained: "TrainedModel", cut: int) -> None:
-    if cut:
+def _warn_about_truncation(trained: "TrainedModel", truncated: int) -> None:
+    if truncated:
         limit = trained.model.config.max_positions
-        print(f"multihop: warning: {cut} texts were cut to the model's {limit} positions", file=sys.stderr)
+        print(f"multihop: warning: {truncated} texts were truncated to the model's {limit} positions", file=sys.stderr)
 
 
 def _lines_of_file() -> int:

@@ -89,11 +89,17 @@ def fetch(
 
 def submit_and_follow(address: str, request: "JobRequest") -> int:
     """Submit a request, follow its job, and return the run's exit code."""
+    from multihop.cluster.jobs.head_script import HeadScriptFailed
     from multihop.cluster.jobs.submit import submit
     from multihop.cluster.ray.jobs import Jobs
 
     jobs = Jobs(address)
-    return _follow_job(jobs, submit(jobs, request, lambda line: print(safe_text(line), flush=True)))
+    try:
+        job = submit(jobs, request, lambda line: print(safe_text(line), flush=True))
+    except HeadScriptFailed as error:
+        print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
+        return FAILED
+    return _follow_job(jobs, job)
 
 
 def attach_to(address: str, name: str) -> int:
@@ -181,15 +187,17 @@ def _follow_job(jobs: "Jobs", job: "Job") -> int:
     from multihop.cluster.jobs.follow import exit_code, follow_job, outcome
 
     name = job.run
-    while True:
-        try:
-            ended = follow_job(jobs, job.id, _write)
-            break
-        except KeyboardInterrupt:
-            if not _wants_to_stop(name):
-                print(f"\nthe job keeps running; `multihop attach {name}` follows it again", file=sys.stderr)
-                return DETACHED
-            jobs.stop(job.id)
+
+    def ask() -> None:
+        if not _wants_to_stop(name):
+            raise KeyboardInterrupt
+        jobs.stop(job.id)
+
+    try:
+        ended = follow_job(jobs, job.id, _write, ask)
+    except KeyboardInterrupt:
+        print(f"\nthe job keeps running; `multihop attach {name}` follows it again", file=sys.stderr)
+        return DETACHED
     print(outcome(ended, name), file=sys.stderr)
     return exit_code(ended)
 

@@ -13,7 +13,7 @@ from multihop.cluster.doctor.findings import ClusterReport, findings
 from multihop.cluster.doctor.rounds import CheckRequest, Echo, gather
 from multihop.cluster.doctor.smoke_test import smoke_test
 from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files
-from multihop.cluster.jobs.head_script import HeadScriptFailed, run_head_job
+from multihop.cluster.jobs.head_script import result_of, run_head_job
 from multihop.cluster.jobs.head_scripts.inspect_head import code_hash
 from multihop.cluster.jobs.submit import inspect_head
 from multihop.cluster.ray.jobs import Jobs
@@ -87,10 +87,7 @@ def examine_remotely(jobs: Jobs, request: CheckRequest, echo: Echo) -> ClusterRe
             echo(line.removeprefix(PROGRESS_PREFIX).strip())
 
     printed = run_head_job(jobs, "doctor", command, contents, code, pass_progress)
-    result = next((line for line in printed.splitlines() if line.startswith(RESULT_PREFIX)), None)
-    if result is None:
-        raise HeadScriptFailed("the job printed no report")
-    report: ClusterReport = json.loads(result.removeprefix(RESULT_PREFIX))
+    report: ClusterReport = result_of(printed, RESULT_PREFIX)
     return report
 
 

@@ -10,10 +10,10 @@ _Key = TypeVar("_Key")
 CLOCK_S = 1.0
 """Largest difference of clocks that leases, timestamps of metrics and signatures of requests to a store tolerate."""
 SLOW_DEVICE, SLOW_LINK, SLOW_STORE = 0.8, 0.5, 0.25
-"""Lowest shares of the median rate. A step is as slow as its slowest rank; rates of networks vary more than those of
-processors, and those of a disk that others use most."""
+"""Lowest shares of the median rate. A step is as slow as its slowest rank; network rates vary more than compute
+rates, and rates of a shared disk vary most."""
 FREE_DISK, FREE_SHARE = 5 * 10**9, 0.05
-"""Ray stops to store objects on a disk that is 95 % full."""
+"""Ray stops storing objects on a disk that is 95 % full."""
 AVAILABLE_MEMORY, FREE_SHM, OPEN_FILES = 2 * 10**9, 10**9, 4096
 
 
@@ -109,13 +109,15 @@ def _room(report: ClusterReport) -> Iterator[Finding]:
     free = sum(node["free"][kind] for node in report["nodes"].values())
     name, wanted = f"{kind.upper()[:-1]}s", f"{needed} for cluster.workers"
     if total < needed:
-        yield Finding("the cluster", "room", f"{total} {name} in all", wanted, "lower cluster.workers, or add nodes")
+        yield Finding(
+            "the cluster", "capacity", f"{total} {name} in all", wanted, "lower cluster.workers, or add nodes"
+        )
     elif free < needed:
         advice = "a run would wait until other jobs end: stop them, lower cluster.workers, or add nodes"
-        yield Finding("the cluster", "room", f"{free} free {name} of {total}", wanted, advice)
+        yield Finding("the cluster", "capacity", f"{free} free {name} of {total}", wanted, advice)
     for name, node in report["nodes"].items():
         if report["needs"]["gpu"] and node["gpus"] == 0:
-            yield Finding(name, "room", "no GPU known to Ray", "GPUs", "install the driver and restart Ray")
+            yield Finding(name, "capacity", "no GPU known to Ray", "GPUs", "install the driver and restart Ray")
 
 
 def _versions(report: ClusterReport) -> Iterator[Finding]:
@@ -140,7 +142,7 @@ def _versions(report: ClusterReport) -> Iterator[Finding]:
     for name, each in machines.items():
         for variable in each["missing_variables"]:
             advice = "set it before `ray start`"
-            yield Finding(name, "environment", f"no {variable}", "that of cluster.env", advice)
+            yield Finding(name, "environment", f"{variable} is not set", "set, because cluster.env names it", advice)
 
 
 def _space(report: ClusterReport) -> Iterator[Finding]:

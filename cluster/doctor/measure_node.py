@@ -12,12 +12,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from multihop.cluster.jobs.head_scripts.inspect_head import installed_code, installed_versions
 from multihop.cluster.ray.each_node import interface_of
+from multihop.common.machine import available_memory, total_memory
 
 _MATRIX_SIZE, _PRODUCTS = 1024, 20
 _TOLERANCE = 1e-5
@@ -59,9 +61,6 @@ def measure_machine(folders: Sequence[str], variables: Sequence[str]) -> dict[st
         minute), open_files (the limit), memory {total, available}, shm {total, free} and disks [{path, total, free}], a
         row a file system, in bytes.
     """
-    import psutil
-
-    memory = psutil.virtual_memory()
     return {
         "versions": installed_versions(),
         "code": installed_code(),
@@ -69,7 +68,7 @@ def measure_machine(folders: Sequence[str], variables: Sequence[str]) -> dict[st
         "cpus": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "memory": {"total": memory.total, "available": memory.available},
+        "memory": {"total": total_memory(), "available": available_memory()},
         "shm": _space("/dev/shm"),
         "disks": _disks([tempfile.gettempdir(), str(Path.home()), *folders]),
     }
@@ -218,20 +217,19 @@ def all_reduce_rates(rank: int, world_size: int, host: str, node_host: str, port
     from multihop.pretrain.engine.rendezvous import Endpoint, Listener, Store
 
     endpoint = Endpoint(host, port, bytes.fromhex(secret))
-    listener = Listener(endpoint) if rank == 0 else None
     on_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     timeout = timedelta(seconds=_RENDEZVOUS_TIMEOUT_S)
-    store = Store(endpoint, timeout)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
-    )
-    try:
+    # Ray uses this process for other tasks, which must not find an open port or group.
+    with ExitStack() as stack:
+        if rank == 0:
+            stack.callback(Listener(endpoint).close)
+        store = Store(endpoint, timeout)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+        stack.callback(dist.destroy_process_group)
         return {str(size): _rate(size, rank, world_size, device) for size in ALL_REDUCE_SIZES}
-    finally:
-        dist.destroy_process_group()
-        if listener is not None:
-            listener.close()
 
 
 def _rate(size: int, rank: int, world_size: int, device: Any) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from multihop.common.storage import Folder, open_folder
 
-_PIECE, _PIECES = 4 * 2**20, 16
+_CHUNK_BYTES, _CHUNKS = 4 * 2**20, 16
 _OWNER = "owner"
 _RETRY_S, _WRITERS_END_S = 0.5, 20.0
 
@@ -34,7 +34,10 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
     started = time.perf_counter()
     folder.write(node, content)
     seconds = time.perf_counter() - started
-    return {"write_rate": _PIECE * _PIECES / seconds, "created": folder.create(_OWNER, node.encode(), writer=node)}
+    return {
+        "write_rate": _CHUNK_BYTES * _CHUNKS / seconds,
+        "created": folder.create(_OWNER, node.encode(), writer=node),
+    }
 
 
 def read(location: str, trial: str, other: str) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def read(location: str, trial: str, other: str) -> dict[str, Any]:
         content = b"".join(file.chunks())
     seconds = time.perf_counter() - started
     return {
-        "read_rate": _PIECE * _PIECES / seconds,
+        "read_rate": _CHUNK_BYTES * _CHUNKS / seconds,
         "same": content == b"".join(_content(other)),
         "owner": folder.read_bytes(_OWNER).decode(),
     }
@@ -87,5 +90,5 @@ def _folder(location: str, trial: str) -> Folder:
 
 def _content(node: str) -> Iterator[bytes]:
     """Yield 64 MiB that no store compresses, and that differ from those of other nodes."""
-    for number in range(_PIECES):
-        yield hashlib.shake_256(f"{node} {number}".encode()).digest(_PIECE)
+    for number in range(_CHUNKS):
+        yield hashlib.shake_256(f"{node} {number}".encode()).digest(_CHUNK_BYTES)

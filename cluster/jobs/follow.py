@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from multihop.cluster.ray.jobs import Job, Jobs, UnreachableError
 from multihop.common.errors import DONE, FAILED, LOST, STOPPED, USER_ERROR
@@ -12,43 +13,80 @@ _PATIENCE_S = 600.0
 """Seconds to wait for a head that does not answer, longer than its restart takes."""
 
 
-def follow_job(jobs: Jobs, job_id: str, write: Callable[[str], object]) -> Job | None:
+@dataclass
+class _Progress:
+    """What has been followed of a job's output."""
+
+    written: int = 0
+    """Number of characters that were written."""
+    answered: float = field(default_factory=time.monotonic)
+    """When the cluster last answered (`time.monotonic`)."""
+    is_unreachable: bool = False
+
+    def on_answer(self) -> None:
+        self.answered = time.monotonic()
+        if self.is_unreachable:
+            print("multihop: the cluster answers again", file=sys.stderr)
+        self.is_unreachable = False
+
+    def on_silence(self, reason: str) -> None:
+        if not self.is_unreachable:
+            print(f"multihop: no answer from the cluster ({reason}); trying again", file=sys.stderr)
+        self.is_unreachable = True
+
+
+def follow_job(
+    jobs: Jobs, job_id: str, write: Callable[[str], object], on_interrupt: Callable[[], object] | None = None
+) -> Job | None:
     """Write a job's output as it comes until it has ended.
 
     Ray sends the whole output to each new connection: what was written before is skipped.
 
+    Args:
+        on_interrupt: called at a KeyboardInterrupt; unless it raises, following continues with the next line.
+
     Returns:
         The job as it ended; None if the cluster does not know it any more, or does not answer for ten minutes.
     """
-    written, answered, is_unreachable = 0, time.monotonic(), False
+    progress = _Progress()
+    while True:
+        try:
+            return _follow(jobs, job_id, write, progress)
+        except KeyboardInterrupt:
+            if on_interrupt is None:
+                raise
+            on_interrupt()
+
+
+def _follow(jobs: Jobs, job_id: str, write: Callable[[str], object], progress: _Progress) -> Job | None:
     while True:
         try:
             received = 0
             for chunk in jobs.tail_output(job_id):
-                is_unreachable = _report(is_unreachable, False)
-                new = chunk[max(0, written - received) :]
+                progress.on_answer()
+                new = chunk[max(0, progress.written - received) :]
                 received += len(chunk)
                 if new:
                     write(new)
-                    written += len(new)
-            is_unreachable = _report(is_unreachable, False)
+                    progress.written += len(new)
+            progress.on_answer()
         except UnreachableError as error:
-            is_unreachable = _report(is_unreachable, True, str(error))
+            progress.on_silence(str(error))
             time.sleep(_RETRY_S)
         # Checked in any case: a cluster that replaced a lost one has no output to follow, and does not know the job.
         try:
             job = jobs.get(job_id)
         except UnreachableError as error:
-            if time.monotonic() - answered > _PATIENCE_S:
+            if time.monotonic() - progress.answered > _PATIENCE_S:
                 return None
-            is_unreachable = _report(is_unreachable, True, str(error))
+            progress.on_silence(str(error))
             continue
         if job is None:
             return None
         if job.has_ended:
-            _write_rest(jobs, job, written, write)
+            _write_rest(jobs, job, progress.written, write)
             return job
-        answered = time.monotonic()
+        progress.answered = time.monotonic()
 
 
 def exit_code(job: Job | None) -> int:
@@ -85,11 +123,3 @@ def _write_rest(jobs: Jobs, job: Job, written: int, write: Callable[[str], objec
         write(jobs.output(job.id)[written:])
     except UnreachableError:
         write(f"{job.message}\n")
-
-
-def _report(is_unreachable: bool, now_unreachable: bool, why: str = "") -> bool:
-    if now_unreachable and not is_unreachable:
-        print(f"multihop: no answer from the cluster ({why}); trying again", file=sys.stderr)
-    elif is_unreachable and not now_unreachable:
-        print("multihop: the cluster answers again", file=sys.stderr)
-    return now_unreachable

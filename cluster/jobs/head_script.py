@@ -1,10 +1,12 @@
 """Run a small job on a cluster's head, such as one of the programs of head_scripts/, and take what it prints."""
 
+import json
 import secrets
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from multihop.cluster.jobs import head_scripts
 from multihop.cluster.jobs.archive import write_archive
@@ -21,7 +23,7 @@ class HeadScriptFailed(Exception):
 def run_head_script(
     jobs: Jobs, program: str, arguments: Sequence[str], write: Callable[[str], object] | None = None
 ) -> str:
-    """Run a program of head_scripts on the head, and remove its job from the list; returns what it printed.
+    """Run a program of head_scripts on the head, and remove its job once it has ended; returns what it printed.
 
     Args:
         write: takes the output as it comes.
@@ -42,8 +44,8 @@ def run_head_job(
     files: Mapping[str, Path],
     write: Callable[[str], object],
 ) -> str:
-    """Run a command on the head in a folder that is sent with it, and remove its job from the list; returns what it
-    printed.
+    """Run a command on the head in a folder that is sent with it, and remove its job once it has ended; returns what
+    it printed.
 
     Args:
         name: prefix of the job's id.
@@ -66,11 +68,24 @@ def run_head_job(
         jobs.stop(job_id)
         raise
     printed = output.all()
+    if ended is not None:
+        jobs.delete(job_id)
     if ended is None or ended.status != "SUCCEEDED":
         message = " ".join(ended.message.split()) if ended else ""
         raise HeadScriptFailed(printed.strip().rpartition("\n")[2] or message or "the head lost the job")
-    jobs.delete(job_id)
     return printed
+
+
+def result_of(printed: str, prefix: str) -> Any:
+    """Return the JSON value in the line of a job's output that begins with `prefix`.
+
+    Raises:
+        HeadScriptFailed: there is no such line.
+    """
+    for line in printed.splitlines():
+        if line.startswith(prefix):
+            return json.loads(line.removeprefix(prefix))
+    raise HeadScriptFailed("the job printed no result")
 
 
 class _Output:

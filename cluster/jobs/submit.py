@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from multihop.cluster.jobs.archive import code_to_send, format_untracked, untracked_files, write_archive
-from multihop.cluster.jobs.head_script import run_head_script
+from multihop.cluster.jobs.head_script import result_of, run_head_script
 from multihop.cluster.jobs.head_scripts.inspect_head import RESULT_PREFIX, code_hash
 from multihop.cluster.ray.jobs import (
     CODE,
@@ -165,8 +165,7 @@ def submit(jobs: Jobs, request: JobRequest, echo: Callable[[str], object]) -> Jo
 def inspect_head(jobs: Jobs, run_dir: str) -> HeadReport:
     """Ask the head for its code, its packages and the recipe of a run."""
     printed = run_head_script(jobs, "inspect", [run_dir])
-    line = next(line for line in printed.splitlines() if line.startswith(RESULT_PREFIX))
-    report = json.loads(line.removeprefix(RESULT_PREFIX))
+    report = result_of(printed, RESULT_PREFIX)
     recipe = None if report["recipe"] is None else json.loads(report["recipe"])
     return HeadReport(report["code"], report["versions"], recipe)
 

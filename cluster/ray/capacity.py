@@ -101,9 +101,10 @@ class Capacity:
 
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         counted = alive.keys() - unresponsive
-        if any("GPU" in alive[node] for node in counted):
-            self.kind = "GPU"  # and stays so when those nodes are lost, and the head is left, which may have none
-        free, ranks = free_resources(), ranks_by_node()
+        if self.kind == "CPU" and any("GPU" in alive[node] for node in counted):
+            # It stays so when those nodes are lost, and the head is left, which may have none.
+            self.kind, self._tried = "GPU", None
+        free, ranks = free_resources(), ranks_by_node(self.kind)
         return _Count(
             sum(int(alive[node].get(self.kind, 0)) for node in counted),
             # A rank needs a whole CPU or GPU of one node.
@@ -135,7 +136,7 @@ class Capacity:
         else:
             console.print(
                 f"{clock()} waiting for other jobs {waits}: {capacity.free} of the cluster's {capacity.total} "
-                f"{self.kind}s are free, of the {self._least} {needs}; training resumes when they are"
+                f"{self.kind}s are free, of the {self._least} {needs}; training resumes when enough are free"
             )
 
 

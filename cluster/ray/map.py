@@ -122,7 +122,9 @@ def _result(reference: Any, name: str) -> Any:
         ray.exceptions.OutOfMemoryError,
     ) as error:
         reason = next(line.strip() for line in str(error).splitlines() if line.strip())
+        cause, advice = "probably out of memory", "give the nodes more memory or Ray fewer CPUs, then rerun"
+        if isinstance(error, ray.exceptions.NodeDiedError):
+            cause, advice = "with its node", "rerun"
         raise WorkerDiedError(
-            f"the worker of {name} died {RETRIES + 1} times, probably out of memory ({reason}); give the nodes "
-            "more memory or Ray fewer CPUs, then rerun the same command to resume"
+            f"the worker of {name} died {RETRIES + 1} times, {cause} ({reason}); {advice} the same command to resume"
         ) from error

@@ -65,8 +65,8 @@ def run_rank(config: dict[str, Any]) -> None:
             run_dir = fetch_run(spec, data)
         except UserError as error:
             raise RuntimeError(f"{socket.gethostname()}: {error}") from None
-        log = log_of(run_dir, rank)
-        log_from = log.stat().st_size if log.exists() else 0
+        log_file = log_of(run_dir, rank)
+        log_from = log_file.stat().st_size if log_file.exists() else 0
         stack.enter_context(download_requests(spec, run_dir))
         stack.callback(upload_logs, spec, config["launch"], run_dir, rank, log_from)
         if spec.streams:
@@ -107,7 +107,7 @@ def _run(run_dir: Path, config: dict[str, Any], failure: Callable[[], str | None
     )
     assert endpoint is not None
     times = json.loads(config["environment"].get(TIMES, "{}")) | {"placed": time.time()}
-    cores = len(os.sched_getaffinity(0))
+    cores = _cores()
     sees_one_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
     environment = {
         **os.environ,
@@ -138,6 +138,16 @@ def _run(run_dir: Path, config: dict[str, Any], failure: Callable[[], str | None
         if code > 0 and context.get_world_size() > 1:
             time.sleep(_CAUSE_FIRST_S)
         raise RuntimeError(f"rank {rank} on {socket.gethostname()} {what}")
+
+
+def _cores() -> int:
+    """Return the cores of this node that Ray may use: fewer than the machine's in a container with a limit, or where
+    `ray start --num-cpus` says so."""
+    import ray
+
+    cores, node = len(os.sched_getaffinity(0)), ray.get_runtime_context().get_node_id()
+    offered = next((int(each["Resources"].get("CPU", 0)) for each in ray.nodes() if each["NodeID"] == node), 0)
+    return min(cores, offered) if offered else cores
 
 
 def _start_process(

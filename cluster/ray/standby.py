@@ -6,6 +6,8 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
+from multihop.common.machine import available_memory
+
 _READY_S = 0.01
 _LEFT_BYTES = 2 * 2**30
 """Least free memory of a node that starts a standby process, which takes about 450 MB: ranks need memory more."""
@@ -55,9 +57,7 @@ class StandbyHost:
         Raises:
             RuntimeError: The node has too little free memory.
         """
-        import psutil
-
-        if psutil.virtual_memory().available < _LEFT_BYTES:
+        if available_memory() < _LEFT_BYTES:
             raise RuntimeError("too little free memory for a standby process")
         command = [sys.executable, "-P", "-m", "multihop.pretrain.run.standby", run_dir]
         self._standby = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -179,7 +179,9 @@ class _Training:
             if not has_standbys and self._scale_up.remaining_s() > _STANDBYS_FROM_S:
                 self._standbys.start_on(ranks_by_node().keys() - unresponsive)
                 has_standbys = True
-            if self._scale_up.is_worth_restart(group.ranks, room, time.time()) and not is_ending:
+            if capacity.kind != group.kind and room and not is_ending:
+                self._request_restart(f"nodes with {capacity.kind}s have joined: the ranks restart on them")
+            elif self._scale_up.is_worth_restart(group.ranks, room, time.time()) and not is_ending:
                 self._request_restart(f"the cluster has room for {room} ranks instead of {group.ranks}: they restart")
         if group.is_alive():
             abandon_ranks()
@@ -256,8 +258,8 @@ class _WorkerGroup(threading.Thread):
 
     def __init__(self, config: dict[str, Any], ranks: int, kind: str, excluded: Set[str]) -> None:
         super().__init__(daemon=True)
-        self.ranks = ranks
-        self._config, self._on_gpu = config, kind == "GPU"
+        self.ranks, self.kind = ranks, kind
+        self._config = config
         # Ray may report a lost node as alive for another minute.
         self._label_selector = {NODE_ID: f"!in({','.join(sorted(excluded))})"} if excluded else None
         self.error: Exception | None = None
@@ -271,7 +273,7 @@ class _WorkerGroup(threading.Thread):
             run_rank,
             train_loop_config=self._config,
             scaling_config=ScalingConfig(
-                num_workers=self.ranks, use_gpu=self._on_gpu, label_selector=self._label_selector
+                num_workers=self.ranks, use_gpu=self.kind == "GPU", label_selector=self._label_selector
             ),
             run_config=RunConfig(
                 name=f"start-{time.time_ns()}",

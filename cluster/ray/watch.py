@@ -22,8 +22,7 @@ class Watch:
     """Connects to each live node once a second.
 
     Only time during which this process polled counts as unresponsive: after a pause of this process (a suspended
-        laptop, a
-    stalled machine) all nodes would seem to have been unresponsive.
+    laptop, a stalled machine) all nodes would seem to have been unresponsive.
     """
 
     def __init__(self) -> None:
@@ -84,10 +83,19 @@ def free_resources() -> dict[str, dict[str, float]]:
     return ray._private.state.state.available_resources_per_node()
 
 
-def ranks_by_node() -> Counter[str]:
-    """Return the number of ranks of this driver by the id of the node on which they are placed."""
-    placed = [group["bundles_to_node_id"] for group in _groups().values() if group["state"] == "CREATED"]
-    return Counter(node for group in placed for node in group.values())
+def ranks_by_node(kind: str | None = None) -> Counter[str]:
+    """Return the number of ranks of this driver by the id of the node on which they are placed.
+
+    Args:
+        kind: count only ranks that have reserved this resource, "CPU" or "GPU".
+    """
+    return Counter(
+        node
+        for group in _groups().values()
+        if group["state"] == "CREATED"
+        for bundle, node in group["bundles_to_node_id"].items()
+        if kind is None or group["bundles"][bundle].get(kind)
+    )
 
 
 def abandon_ranks() -> None:

@@ -21,29 +21,62 @@ from multihop.common.storage import Folder
 _BEAT_S = 10.0
 _EXPIRY_S = 60.0
 _POLL_S = 2.0
-_RELEASED = "ended"
+_RELEASED = "released"
 
 log = logging.getLogger(__name__)
 
 
+class Lease:
+    """A lease that this process holds."""
+
+    def __init__(self, folder: Folder, number: int, lost: Callable[[], object]) -> None:
+        """Start with heartbeat 0, which is not written yet."""
+        self._folder, self._number, self._lost = folder, number, lost
+        self._count, self._renewed_at = 0, _now()
+        self._lock = threading.Lock()
+
+    def confirm(self) -> None:
+        """Make sure that no other process has taken the lease. Call it before writing what a new holder writes too:
+        this process may have been suspended for longer than the lease lasts.
+
+        Raises:
+            InUseError: another process has taken it.
+            OSError: the store does not answer.
+        """
+        if _now() - self._renewed_at > _EXPIRY_S / 2:
+            self.renew()
+
+    def renew(self) -> None:
+        """Write a heartbeat; raises as `confirm`."""
+        with self._lock:
+            now = _now()
+            self._folder.write_atomically(_heartbeat_name(self._number), f"{self._count}".encode())
+            self._count += 1
+            if max(_numbers(self._folder), default=self._number) > self._number:
+                self._lost()
+                raise InUseError(f"another process has taken over {self._folder.location}; wait for it to end")
+            self._renewed_at = now
+
+
 @contextmanager
-def hold_lease(folder: Folder, lost: Callable[[], object]) -> Iterator[None]:
+def hold_lease(folder: Folder, lost: Callable[[], object]) -> Iterator[Lease]:
     """Hold the lease on `folder` for the length of a block; waits up to a minute for a heartbeat of its holder.
 
     Args:
-        lost: called from a thread when another process has taken the lease, because this one could not renew its
-            heartbeat for a minute: nothing may be written any more.
+        lost: called when another process has taken the lease, because this one could not renew its heartbeat for a
+            minute: nothing may be written any more. It may be called from another thread.
 
     Raises:
         InUseError: a living process holds the lease.
         UserError: the store does not support conditional writes.
     """
     number = _take(folder)
+    lease = Lease(folder, number, lost)
     ended = threading.Event()
-    thread = threading.Thread(target=_renew, args=(folder, number, ended, lost), daemon=True, name="lease")
+    thread = threading.Thread(target=_renew, args=(lease, folder.location, ended), daemon=True, name="lease")
     thread.start()
     try:
-        yield
+        yield lease
     finally:
         ended.set()
         thread.join()
@@ -88,19 +121,21 @@ def _wait_for_expiry(folder: Folder, number: int) -> None:
             raise InUseError(f"{folder.location} is in use by {holder}; wait for that process to end, or stop it")
 
 
-def _renew(folder: Folder, number: int, ended: threading.Event, lost: Callable[[], object]) -> None:
-    count = 0
+def _renew(lease: Lease, location: str, ended: threading.Event) -> None:
     while True:
         try:
-            folder.write_atomically(_heartbeat_name(number), f"{count}".encode())
-            if max(_numbers(folder), default=number) > number:
-                lost()
-                return
+            lease.renew()
+        except InUseError:
+            return
         except OSError as error:  # late; a process that takes the lease meanwhile is noticed afterwards
-            log.warning("%s: could not renew the lease (%s)", folder.location, error)
-        count += 1
+            log.warning("%s: could not renew the lease (%s)", location, error)
         if ended.wait(_BEAT_S):
             return
+
+
+def _now() -> float:
+    """Return seconds that also pass while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _numbers(folder: Folder) -> list[int]:
@@ -108,7 +143,7 @@ def _numbers(folder: Folder) -> list[int]:
 
 
 def _heartbeat_name(number: int) -> str:
-    return f"{number:08d}.lives"
+    return f"{number:08d}.heartbeat"
 
 
 def _read(folder: Folder, name: str) -> str:

@@ -182,11 +182,12 @@ def download_requests(spec: RemoteRunSpec, folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def upload_logs(spec: RemoteRunSpec, start: int, folder: Path, rank: int, log_from: int) -> None:
-    """Upload a rank's log since its start, and gave-up.json if the rank wrote it.
+def upload_logs(spec: RemoteRunSpec, launch: int, folder: Path, rank: int, log_from: int) -> None:
+    """Upload a rank's log since its launch, and gave-up.json if the rank wrote it.
 
     Args:
-        log_from: size of the log file before its start. At most the last 64 MiB are uploaded.
+        launch: number of the launch, as in launches.jsonl.
+        log_from: size of the log file before the launch. At most the last 64 MiB are uploaded.
 
     Raises:
         OSError: the store cannot be written to.
@@ -198,7 +199,7 @@ def upload_logs(spec: RemoteRunSpec, start: int, folder: Path, rank: int, log_fr
     if path.exists():
         with open(path, "rb") as file:
             file.seek(max(log_from, path.stat().st_size - _MOST_LOG_BYTES))
-            store.child("logs").write_atomically(f"rank-{rank}.start-{start}.log", file.read())
+            store.child("logs").write_atomically(f"rank-{rank}.launch-{launch}.log", file.read())
 
 
 def log_of(folder: Path, rank: int) -> Path:

@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 
 from multihop.cluster.console import console
 from multihop.cluster.locks import retry_while_in_use
-from multihop.cluster.remote.lease import hold_lease
+from multihop.cluster.remote.lease import Lease, hold_lease
 from multihop.cluster.remote.node_cache import RemoteRunSpec, node_folder
 from multihop.common.cache import pin
 from multihop.common.errors import FAILED
@@ -56,6 +56,8 @@ class RemoteRun:
         self._pushed: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._used = ExitStack()
+        self.lease: Lease | None = None
+        """The lease on the run, once it is held."""
 
     def fetch_data(self, folder: Path) -> bool:
         """Download a prepared data set into `folder` of the local copy; returns whether the store has it."""
@@ -121,9 +123,12 @@ class RemoteRun:
         """Upload what changed since it was downloaded or uploaded, and remove what no longer exists locally.
 
         Raises:
+            InUseError: another process has taken the lease.
             OSError: the store cannot be written to.
         """
         with self._lock:
+            if self.lease is not None:
+                self.lease.confirm()
             local = _kept_files(self.folder)
             for name, stamp in local.items():
                 if self._pushed.get(name) != stamp:
@@ -174,7 +179,8 @@ def open_remote_run(runs: str, name: str) -> Iterator[RemoteRun | None]:
         return
     remote = RemoteRun(runs, name)
     location = f"{remote.location}/{name}"
-    with hold_lease(open_folder(f"{location}/.lease"), lambda: _exit_after_loss(location)):
+    with hold_lease(open_folder(f"{location}/.lease"), lambda: _exit_after_loss(location)) as lease:
+        remote.lease = lease
         remote.pull()
         ended = threading.Event()
         thread = threading.Thread(target=_push_regularly, args=(remote, ended), daemon=True, name="upload")

@@ -4,6 +4,8 @@ import json
 import textwrap
 from collections.abc import Sequence
 
+import yaml
+
 from multihop.cluster.runs.starter_recipe import (
     LEAST_STEPS,
     PASSES,
@@ -27,7 +29,7 @@ def recipe_yaml(starter: Starter, name: str, sources: Sequence[Source], text: Te
             f"and {machine}: about {_duration(starter.hours)} of training. Every choice has its reason; the keys that "
             "are not set have their defaults."
         ),
-        f"name: {name}",
+        yaml.safe_dump({"name": name}).strip(),  # quoted if it looks like a number or a boolean
         "seed: 1",
         "data:",
         "  sources:",
@@ -128,7 +130,7 @@ def _model_lines(starter: Starter) -> list[str]:
                 "models learn from far fewer tokens with them.",
                 2,
             ),
-            "  attention_init: neighbours",
+            "  attention_init: neighbors",
             "  word_init: cooccurrences",
         ]
     return lines
@@ -181,7 +183,7 @@ def _eval_lines(starter: Starter) -> list[str]:
 def _why_held_out(starter: Starter, text: Text) -> str:
     return (
         f"Documents that are never trained on, chosen by a hash of each: about {starter.heldout_fraction:.0%} of "
-        f"{text.documents:,}. Their loss says whether the model learns or learns by heart."
+        f"{text.documents:,}. Their loss says whether the model generalizes or memorizes."
     )
 
 

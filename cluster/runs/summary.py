@@ -55,7 +55,7 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
     evaluated = {row["step"]: row for row in reversed(rows) if heldout(LOSS) in row}
     last = logged[max(logged)] if logged else {}
     last_heldout = evaluated[max(evaluated)] if evaluated else {}
-    starts = read_rows(run_dir / "launches.jsonl")
+    launches = read_rows(run_dir / "launches.jsonl")
     return {
         "status": status,
         "steps": last.get("step", 0),
@@ -73,8 +73,8 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
         "skipped": last.get("skipped", 0),
         "data_wait": _median(logged.values(), "data_wait"),
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
-        "restarts": max(0, len(starts) - 1),
-        "environment": environment() | ({"device": starts[-1]["device"]} if starts else {}),
+        "launches": len(launches),
+        "environment": environment() | ({"device": launches[-1]["device"]} if launches else {}),
     }
 
 

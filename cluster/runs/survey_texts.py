@@ -104,8 +104,8 @@ def this_machine() -> Machine:
     cores, memory, gpus = len(os.sched_getaffinity(0)), available_memory(), torch.cuda.device_count()
     if not gpus:
         return Machine(cores, memory)
-    device = torch.cuda.get_device_properties(0)
-    return Machine(cores, memory, gpus, device.name, device.total_memory, torch.cuda.is_bf16_supported())
+    free, _ = torch.cuda.mem_get_info(0)
+    return Machine(cores, memory, gpus, torch.cuda.get_device_name(0), free, torch.cuda.is_bf16_supported())
 
 
 def _check_ending(path: str) -> None:

@@ -24,7 +24,7 @@ from multihop.eval.inference.examples import make_examples, read_examples
 from multihop.eval.report.run_report import examples_context
 from multihop.eval.trials.plan_file import make_plan, read_plan, write_plan
 from multihop.eval.trials.run_trial import Outcome, run_trial
-from multihop.eval.trials.start_from import next_wave, remove_torn, remove_unneeded
+from multihop.eval.trials.start_from import next_wave, remove_partial_files, remove_unneeded
 from multihop.eval.trials.trial import Trial, failed_row, trial_key, trial_name
 from multihop.eval.trials.write_predictions import write_predictions
 
@@ -80,7 +80,7 @@ def run_missing_trials(
     done, total, tried = 0, 0, set[str]()
     to_retry: list[str] = []
     weights = weights_dir(results)
-    remove_torn(weights)
+    remove_partial_files(weights)
     with progress_line("evaluate ") as line:
 
         def show(row: Row) -> None:

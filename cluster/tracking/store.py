@@ -29,6 +29,8 @@ _TRIAL_PARAMS = (
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
 LAUNCHES_TAG = "multihop.launches"
 """Tag of a run: when its ranks were started, from which step, how many ranks on how many nodes."""
+CHANGED_TAG = "multihop.changed_parameters"
+"""Tag of a run: the present values of the parameters that were logged with other values."""
 _LAUNCH_KEYS = ("time", "step", "world_size")
 _LONGEST_TAG = 5000
 """Characters; MLflow takes 8000, some of its stores 5000."""
@@ -81,14 +83,21 @@ def nested_runs(client: "MlflowClient", experiment: str, parent: str) -> "tuple[
 
 
 def log_params(client: "MlflowClient", run_id: str, tree: dict[str, Any]) -> None:
-    """Log the leaves of `tree` under their keys (`param_name`). Existing parameters stay: they are immutable."""
+    """Log the leaves of `tree` under their keys (`param_name`).
+
+    Parameters are immutable in MLflow. The tag CHANGED_TAG has the present values of those that were logged with others
+    at an earlier start.
+    """
     from mlflow.entities import Param
 
-    logged = client.get_run(run_id).data.params
-    texts = {param_name(key): _as_text(value) for key, value in flatten(tree).items()}
-    new = [Param(key, text[:_VALUE_LENGTH]) for key, text in texts.items() if key not in logged]
+    run = client.get_run(run_id).data
+    texts = {param_name(key): _as_text(value)[:_VALUE_LENGTH] for key, value in flatten(tree).items()}
+    new = [Param(key, text) for key, text in texts.items() if key not in run.params]
     for start in range(0, len(new), _PARAMS_A_CALL):
         client.log_batch(run_id, params=new[start : start + _PARAMS_A_CALL])
+    changed = {key: text for key, text in texts.items() if run.params.get(key, text) != text}
+    if changed or CHANGED_TAG in run.tags:
+        log_tags(client, run_id, {CHANGED_TAG: json.dumps(changed)[:_LONGEST_TAG]})
 
 
 def log_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:

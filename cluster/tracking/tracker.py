@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -341,13 +342,14 @@ def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> boo
         state = read_state(run_dir)
         if not state.get("run_id") or state["uri"] != redacted(store):
             return False
-        client = connect(store)
-        parent = client.get_run(state["run_id"]).info
-        finished, begun = nested_runs(client, parent.experiment_id, parent.run_id)
+        client = call_with_timeout(lambda: connect(store))
+        parent = call_with_timeout(lambda: client.get_run(state["run_id"])).info
+        experiment = parent.experiment_id
+        finished, begun = call_with_timeout(lambda: nested_runs(client, experiment, parent.run_id))
         for row in rows:
-            if row["key"] not in finished:
-                log_trial(client, parent.experiment_id, parent.run_id, row, begun.get(row["key"]))
-                finished.add(row["key"])
+            if (key := row["key"]) not in finished:
+                call_with_timeout(partial(log_trial, client, experiment, parent.run_id, row, begun.get(key)))
+                finished.add(key)
     except Exception as error:  # no failure of MLflow may end the evaluation
         reason = " ".join(redacted(str(error)).split())[:300]
         log.warning("MLflow at %s lacks trials of this run, which are logged later (%s)", redacted(store), reason)

@@ -171,7 +171,7 @@ class Documents:
         Raises:
             UserError: a shard is damaged.
         """
-        lengths = self._column(np.int64, [np.diff(shard.tokens.offsets) for shard in self._shards])
+        lengths = self._column(np.int64, lambda shard: np.diff(shard.tokens.offsets))
         if (lengths < 0).any():
             raise UserError("a shard is damaged (a document of it ends before it begins); run `multihop prep` again")
         return lengths
@@ -183,31 +183,32 @@ class Documents:
         Raises:
             UserError: the rows are not pairs, or a shard is damaged.
         """
-        parts = []
-        for shard in self._shards:
+
+        def read(shard: _MappedShard) -> np.ndarray:
             offsets, values, lengths = shard.sentence_ends.offsets, shard.sentence_ends.values, shard.tokens.offsets
             if (np.diff(offsets) != 2).any():
                 raise UserError("the data set has documents, not pairs; give its sources pairs, or prepare another")
-            ends = values[offsets[0] : offsets[-1]].reshape(-1, 2).astype(np.int64)
+            ends: np.ndarray = values[offsets[0] : offsets[-1]].reshape(-1, 2).astype(np.int64)
             if ((ends[:, 0] < 1) | (ends[:, 0] >= ends[:, 1]) | (ends[:, 1] != np.diff(lengths))).any():
                 raise UserError("a shard is damaged (a side of a pair has no token); run `multihop prep` again")
-            parts.append(ends[:, 0])
-        return self._column(np.int64, parts)
+            return ends[:, 0]
+
+        return self._column(np.int64, read)
 
     @cached_property
     def ids(self) -> np.ndarray:
         """uint64 (n,): the documents' stable ids (the first 8 bytes of the SHA-256 of the cleaned text)."""
-        return self._column(np.uint64, [shard.ids for shard in self._shards])
+        return self._column(np.uint64, lambda shard: shard.ids)
 
     @cached_property
     def sources(self) -> np.ndarray:
         """uint16 (n,), ascending: each document's index into the manifest's sources."""
-        return self._column(np.uint16, [shard.sources for shard in self._shards])
+        return self._column(np.uint16, lambda shard: shard.sources)
 
     @property
     def sentences(self) -> int:
         """Number of sentences of all documents."""
-        return int(self._column(np.int64, [np.diff(shard.sentence_ends.offsets) for shard in self._shards]).sum())
+        return int(self._column(np.int64, lambda shard: np.diff(shard.sentence_ends.offsets)).sum())
 
     def tokens(self, i: int) -> np.ndarray:
         """Return uint16 or uint32 (length,): the tokens of document i, a view of the mapped file."""
@@ -223,10 +224,6 @@ class Documents:
         """Document i's index into the manifest's sources."""
         shard, row = self._find(i)
         return int(shard.sources[row])
-
-    @property
-    def _shards(self) -> "list[_MappedShard]":
-        return [self._shard(number) for number in range(len(self._paths))]
 
     def _shard(self, number: int) -> _MappedShard:
         if number not in self._mapped:
@@ -247,9 +244,13 @@ class Documents:
             )
         return shard
 
-    def _column(self, dtype: type[np.generic], parts: list[np.ndarray]) -> np.ndarray:
-        column = np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
-        return column[self._rows.start : self._rows.stop]
+    def _column(self, dtype: type[np.generic], read: Callable[[_MappedShard], np.ndarray]) -> np.ndarray:
+        """Return one value for each document, given a function that reads those of a shard."""
+        start, stop = self._rows.start, self._rows.stop
+        first, last = bisect_right(self.shard_starts, start) - 1, bisect_left(self.shard_starts, stop)
+        parts = [read(self._shard(number)) for number in range(first, last)] if start < stop else []
+        before = self.shard_starts[first]
+        return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)[start - before : stop - before]
 
     def _find(self, i: int) -> tuple[_MappedShard, int]:
         if not 0 <= i < len(self._rows):

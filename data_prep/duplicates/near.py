@@ -1,6 +1,6 @@
 """Finds near duplicates over the whole corpus: MinHash signatures, candidates by bands (LSH), clusters.
 
-    sign_split        signatures of a split's documents, and each band's hashes sorted     a split: signed_splits.py
+    sign_split        signatures of a split's documents, and each band's hashes sorted     a split: signature_files.py
     candidate_pairs   equal hashes of all splits, checked by the whole signatures          a band and a range of hashes
     find_clusters     connected components of these pairs; all but one document dropped    once
 

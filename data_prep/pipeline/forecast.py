@@ -16,6 +16,8 @@ from multihop.data_prep.reading.file_reader import FileReader
 from multihop.data_prep.reading.raw import BadDocument
 from multihop.data_prep.reading.readers import read_open_range
 from multihop.data_prep.reading.sources import FileRange, InputFile, group_into_splits, with_targets
+from multihop.data_prep.tokenizers.existing import import_tokenizer
+from multihop.data_prep.tokenizers.tokenizer import parse
 from multihop.data_prep.tokenizers.training import training_memory
 
 _SAMPLED_BYTES = 32 * 2**20
@@ -90,7 +92,10 @@ def forecast(
     entries = [work / "read" / f"{read_item(work, parts, data).key}.json" for parts in splits]
     text, documents = (sum(getattr(source, name) for source in sources) for name in ("text_bytes", "documents"))
     sample = 0 if not tok.is_from_sample else int(min(tok.sample_mb * 1e6, text))
-    tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(tok.vocab_size) == "uint16" else 4)
+    vocab_size = tok.vocab_size
+    if tok.path is not None:
+        vocab_size = parse(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)).vocab_size + tok.add_words
+    tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(vocab_size) == "uint16" else 4)
     is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # then signed a second time
     near = 0 if data.near_duplicates is None else signature_bytes(data.near_duplicates) * documents * (1 + is_cut)
     return Forecast(

@@ -155,7 +155,11 @@ def read_item(work: Path, ranges: list[FileRange], data: DataConfig) -> ReadSpli
     key = stage_key(
         "read", [], unicodedata.unidata_version, [range_key(each) for each in ranges], settings, rule_dependencies(data)
     )
-    return ReadSplit(key, str(work / "read"), ranges, data.clean, data.filters)
+    filters = data.filters
+    if filters.c4 is not None and filters.c4.bad_words is not None:  # the task may run in another directory
+        c4 = filters.c4.model_copy(update={"bad_words": os.path.abspath(filters.c4.bad_words)})
+        filters = filters.model_copy(update={"c4": c4})
+    return ReadSplit(key, str(work / "read"), ranges, data.clean, filters)
 
 
 def _build_manifest(

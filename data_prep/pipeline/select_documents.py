@@ -151,7 +151,7 @@ def decontaminate(
     table = _evaluation_table(folder, sets, rules, data, config, runner)
     to_search = [
         FindOverlaps(
-            stage_key("overlaps", ["numpy"], selection_key(selection), table.sha256),
+            stage_key("overlaps", ["numpy"], RULES, selection_key(selection), table.sha256),
             folder,
             selection.path,
             selection.dropped,
@@ -161,7 +161,7 @@ def decontaminate(
     ]
     overlaps = runner.outputs("search", find_overlaps, to_search)
     paths, hashes = [output.path for output in overlaps], [output.sha256 for output in overlaps]
-    common_key = stage_key("common", ["numpy"], hashes, config.common)
+    common_key = stage_key("common", ["numpy"], RULES, hashes, config.common)
     (common,) = runner.outputs("common", find_common, [FindCommon(common_key, folder, paths, config.common)])
     to_cut = [
         DecontaminateSplit(

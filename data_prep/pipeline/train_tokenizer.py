@@ -10,6 +10,7 @@ The sample consists of the documents with the smallest hashes. A document's hash
 the sample is uniform over the corpus and deterministic.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +166,9 @@ def make_tokenizers(
     samples = runner.outputs(
         "draw", draw_sample, [_draw_item(work, selection, drawn_id, data) for selection in to_draw]
     )
-    outputs = runner.outputs("tokenizer", train_tokenizer, _tokenizer_items(work, samples, data, tok))
+    # One after the other: each may take all free memory.
+    items = _tokenizer_items(work, samples, data, tok)
+    outputs = [output for item in items for output in runner.outputs("tokenizer", train_tokenizer, [item])]
     contents = []
     for output in outputs:
         with runner.local_file(output) as path:
@@ -311,8 +314,8 @@ def _smallest(documents: np.ndarray, sample_bytes: int) -> np.ndarray:
 def _check_heldout(documents: int, held: int, fraction: float) -> None:
     if fraction and not held:
         raise UserError(
-            f"none of the {documents} documents falls into data.heldout_fraction={fraction:g}; add documents, raise it "
-            f"(to about {min(0.5, 5 / documents):.2g}), or set it to 0"
+            f"none of the {documents} documents falls into data.heldout_fraction={fraction:g}; add documents, or raise "
+            f"it (to about {min(0.5, 5 / documents):.2g})"
         )
     if held == documents:
         raise UserError(
@@ -331,6 +334,8 @@ def _tokenizer_items(work: Path, samples: list[Output], data: DataConfig, tok: T
     languages = tuple(source.language for source in data.sources)
     if tok.path is not None:
         existing = existing_tokenizer_sha256(data, tok)
+        # The task may run in another directory, and only on this node if the path says where the file is.
+        tok = tok.model_copy(update={"path": os.path.abspath(tok.path)})
         if not tok.add_words:
             return [TrainTokenizer(stage_key("tokenizer", [], existing), folder, (), 0, languages, tok, pairs)]
         chosen_by = [[output.sha256 for output in samples], tok.add_words, RULES]
@@ -338,7 +343,7 @@ def _tokenizer_items(work: Path, samples: list[Output], data: DataConfig, tok: T
         return [TrainTokenizer(key, folder, paths, 0, languages, tok)]
     depends_on = ["rounded scores", [output.sha256 for output in samples], languages, tok.model_dump()]
     sample_bytes = sum(output.metadata["bytes"] for output in samples)
-    sides: tuple[Side | None, ...] = ("source", "target") if tok.separate else (None,)
+    sides: tuple[Side | None, ...] = ("source", "target") if tok.separate_vocabularies else (None,)
 
     def item(side: Side | None) -> TrainTokenizer:
         key = stage_key("tokenizer", ["sentencepiece", "sentencex"], *depends_on, *(["pairs", side] if pairs else []))

@@ -99,7 +99,7 @@ class HttpFile:
         """Open the file.
 
         Args:
-            identity: the file's identity from `identities.identity`; "" if it is unknown.
+            identity: the file's identity from `identities.content_identity`; "" if it is unknown.
 
         Raises:
             FileNotFoundError, PermissionError, ReadFailed, ChangedError: As for `read_at`.

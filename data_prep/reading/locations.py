@@ -44,7 +44,7 @@ def open_location(location: str, identity: str = "") -> RandomAccessFile:
     """Open a file.
 
     Args:
-        identity: version that a file on a web server must have, from `identities.identity`; "" accepts any version.
+        identity: version that a file on a web server must have, from `identities.content_identity`; "" accepts any.
 
     Raises:
         OSError: a local file cannot be opened.

@@ -48,7 +48,7 @@ class InputFile:
     format: str
     """One of FORMATS; for pairs also tsv, and lines of two files; "" if there is a problem."""
     compression: str
-    """One of PACKINGS, if the whole file is compressed and can only be read from its beginning; else ""."""
+    """One of COMPRESSIONS, if the whole file is compressed and can only be read from its beginning; else ""."""
     size: int
     """Bytes when it was listed; what is appended later is not read."""
     mtime_ns: int
@@ -61,7 +61,7 @@ class InputFile:
     version: str = ""
     """The version from the listing, see `Entry.version`."""
     identity: str = ""
-    """Identifies the content, see `identities.identity`; "" before it is known."""
+    """Identifies the content, see `identities.content_identity`; "" before it is known."""
     fields: tuple[str, str] | tuple[int, int] | None = None
     """Fields, or columns from 1, of source and target, for pairs in one file."""
     target: "InputFile | None" = None

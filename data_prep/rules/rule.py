@@ -20,7 +20,7 @@ class Document:
 
     @cached_property
     def words(self) -> list[str]:
-        """The first MOST words."""
+        """The first MAX_ITEMS words."""
         return self.text.split(None, MAX_ITEMS)[:MAX_ITEMS]
 
     @cached_property
@@ -35,12 +35,12 @@ class Document:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The first MOST lines, without blank ones."""
+        """The first MAX_ITEMS lines, without blank ones."""
         return [line for line in self.text.split("\n", MAX_ITEMS)[:MAX_ITEMS] if line and not line.isspace()]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """The first MOST paragraphs, without blank ones."""
+        """The first MAX_ITEMS paragraphs, without blank ones."""
         return [part for part in self.text.split("\n\n", MAX_ITEMS)[:MAX_ITEMS] if part and not part.isspace()]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Runs stages on nodes that have nothing in common but an object store.
+"""Runs stages on nodes that share only an object store.
 
 An output is a folder in the store, STAGE/KEY: the file and its entry, written by the node that made it, and a listing,
 written last. A node that needs it fetches it into its cache, checked by its hash. An item that names another file by

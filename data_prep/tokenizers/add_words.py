@@ -92,7 +92,7 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> tuple[bytes,
     while True:
         if len(saved) < number:
             raise UserError(
-                f"tokenizer.add_words={number:,} are more than the {len(saved):,} words of the sample that the "
+                f"tokenizer.add_words={number:,} is more than the {len(saved):,} words of the sample that the "
                 f"vocabulary splits and that occur at least {LEAST_COUNT} times; set {len(saved):,} or less, or raise "
                 "tokenizer.sample_mb"
             )

@@ -38,10 +38,11 @@ def find_special_ids(tokens: Sequence[str], pairs: bool = False) -> dict[str, in
     """
     ids = {token: i for i, token in reversed(list(enumerate(tokens)))}
     lacking = {}
-    for objective, names in (("pairs", _PAIRS),) if pairs else (("a masked model", _MASKED), ("clm", _DECODER)):
+    kinds = (("pairs", _PAIRS),) if pairs else (("a masked model", _MASKED), ("a causal one", _DECODER))
+    for objective, names in kinds:
         spelled = {name: next((token for token in names[name] if token in ids), None) for name in names}
         missing = [" or ".join(names[name]) for name in names if spelled[name] is None and name != "unk"]
         if not missing:
             return {name: ids[token] for name, token in spelled.items() if token is not None}
         lacking[objective] = ", ".join(missing)
-    raise UserError("its vocabulary lacks " + "; ".join(f"for {name} {lacks}" for name, lacks in lacking.items()))
+    raise UserError("its vocabulary lacks " + ", and ".join(f"{lacks} for {name}" for name, lacks in lacking.items()))

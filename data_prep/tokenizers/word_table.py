@@ -129,6 +129,15 @@ class WordTable:
 
     def _number(self, text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the words' numbers; new words are encoded."""
+        try:
+            return self._number_and_encode(text, starts, lengths)
+        except BaseException:
+            self._clear()  # new words have numbers, and may have no tokens
+            raise
+
+    def _number_and_encode(
+        self, text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         words = np.empty(len(starts), np.int64)
         short, long = np.flatnonzero(lengths <= _SHORT), np.flatnonzero(lengths > _SHORT)
         words[short], first = self._look_up(*_keys(text, starts.take(short), lengths.take(short)))

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Pooling
-from multihop.eval.finetune.frames import DELIMITERS
+from multihop.eval.finetune.templates import DELIMITERS
 from multihop.eval.inference.embed import means
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
@@ -70,8 +70,8 @@ class TaskModel(nn.Module):
 
     With `features` the encoder is frozen: it gets no gradient and has no dropout, and what is on top reads its hidden
     states (Devlin et al. 2018, section 5.3). One vector of a sequence is then the mean over its tokens: the
-    positions that fine-tuning pools at get their meaning by it. Causal models get no new tokens (see
-    `multihop.eval.finetune.frames`).
+    position that is pooled is meaningful only after fine-tuning. Causal models get no new tokens (see
+    `multihop.eval.finetune.templates`).
     """
 
     def __init__(
@@ -175,6 +175,6 @@ def _by_example(scores: Tensor, cu_examples: Tensor) -> Tensor:
 
 
 def _with_delimiters(word: nn.Embedding, generator: torch.Generator) -> nn.Embedding:
-    """Return the embedding with rows for the tokens of `multihop.eval.finetune.frames.frame_of` after its rows."""
+    """Return the embedding with rows for the tokens that `templates.template_of` adds, after its own."""
     new = torch.empty(DELIMITERS, word.embedding_dim).normal_(std=0.02, generator=generator)
     return nn.Embedding.from_pretrained(torch.cat([word.weight.detach(), new]), freeze=False)

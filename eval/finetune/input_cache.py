@@ -14,13 +14,13 @@ from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.cached_folder import cached_folder
-from multihop.eval.finetune.frames import Frame
 from multihop.eval.finetune.inputs import Encoded, encode
+from multihop.eval.finetune.templates import Template
 from multihop.eval.tasks.task import Example, Task, at_most, is_reported
 
-_FORMAT = 1
+_FORMAT = 2
 _TASK = "task.json"
-_DECIDING = {"seq_len", "max_examples", "max_dev_examples", "report_on", "document_context"}
+_KEY_SETTINGS = {"seq_len", "max_examples", "max_dev_examples", "report_on", "document_context"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def task_inputs(
     fingerprint: str,
     tokenizer: Tokenizer,
     tokenizer_sha256: str,
-    frame: Frame,
+    template: Template,
     both_orders: bool,
     settings: TrialSettings,
 ) -> TaskInputs:
@@ -53,10 +53,10 @@ def task_inputs(
         fingerprint: the fingerprint of the task that `load` returns.
         both_orders: whether a pair without an order is given in both.
     """
-    chosen = settings.model_dump(mode="json", include=_DECIDING)
+    chosen = settings.model_dump(mode="json", include=_KEY_SETTINGS)
     folder = cached_folder(
-        [_FORMAT, fingerprint, tokenizer_sha256, asdict(frame), both_orders, chosen],
-        lambda new: _make(new, load(), tokenizer, frame, both_orders, settings),
+        [_FORMAT, fingerprint, tokenizer_sha256, asdict(template), both_orders, chosen],
+        lambda new: _make(new, load(), tokenizer, template, both_orders, settings),
     )
     content = json.loads((folder / _TASK).read_text())
     return TaskInputs(
@@ -79,7 +79,7 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
         "train": at_most(task.train, settings.max_examples),
         "dev": at_most(dev, settings.max_dev_examples),
         "test": test,
-        **{name: list(examples) for name, examples in {**task.other_sets, **task.unlabelled}.items()},
+        **{name: list(examples) for name, examples in {**task.other_sets, **task.unlabeled}.items()},
     }
     for name in ("train", "dev", "test"):
         if not sets[name]:
@@ -89,26 +89,26 @@ def selected(task: Task, settings: TrialSettings) -> tuple[dict[str, list[Exampl
 
 def described(task: Task) -> dict[str, Any]:
     """Return a task without its examples, as plain JSON values."""
-    values = asdict(replace(task, train=(), dev=(), test=(), other_sets={}, unlabelled={}))
-    return values | {"other_sets": list(task.other_sets), "unlabelled": list(task.unlabelled)}
+    values = asdict(replace(task, train=(), dev=(), test=(), other_sets={}, unlabeled={}))
+    return values | {"other_sets": list(task.other_sets), "unlabeled": list(task.unlabeled)}
 
 
 def task_of(values: dict[str, Any]) -> Task:
     """Restore the task from what `described` returned."""
     tuples = {name: tuple(values[name]) for name in ("labels", "other_metrics")}
-    empty = {name: {each: () for each in values[name]} for name in ("other_sets", "unlabelled")}
+    empty = {name: {each: () for each in values[name]} for name in ("other_sets", "unlabeled")}
     return Task(**values | tuples | empty)
 
 
 def _make(
-    folder: Path, task: Task, tokenizer: Tokenizer, frame: Frame, both_orders: bool, settings: TrialSettings
+    folder: Path, task: Task, tokenizer: Tokenizer, template: Template, both_orders: bool, settings: TrialSettings
 ) -> None:
     sets, reported_on = selected(task, settings)
-    whole = {"train": task.train, "dev": task.dev, "test": task.test or task.dev, **task.other_sets, **task.unlabelled}
+    whole = {"train": task.train, "dev": task.dev, "test": task.test or task.dev, **task.other_sets, **task.unlabeled}
     for number, (name, examples) in enumerate(sets.items()):
         context = whole[name] if settings.document_context else ()
         symmetric = both_orders and task.symmetric
-        encoded = encode(examples, task.kind, tokenizer, frame, settings.seq_len, symmetric, context)
+        encoded = encode(examples, task.kind, tokenizer, template, settings.seq_len, symmetric, context)
         encoded.save(folder / str(number))
     content = {
         "task": described(task),

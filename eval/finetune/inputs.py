@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import key_of
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.finetune.document_context import around, contexts
-from multihop.eval.finetune.frames import Frame
+from multihop.eval.finetune.templates import Template
 from multihop.eval.tasks.task import Example, Kind
 from multihop.pretrain.objectives.batch import ModelInput
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
@@ -32,7 +32,7 @@ class Encoded:
     cu_examples: NDArray[np.int64]
     """(E + 1,), cumulative numbers of sequences, from 0 to S."""
     words: NDArray[np.int32]
-    """(W,), index in its sequence of the token at which each word is labeled (`Frame.reads_last`), without the words
+    """(W,), index in its sequence of the token at which each word is labeled (`Template.reads_last`), without the words
     that were cut off; empty unless tagging."""
     cu_words: NDArray[np.int64]
     """(S + 1,), cumulative numbers of words."""
@@ -104,7 +104,7 @@ def encode(
     examples: Sequence[Example],
     kind: Kind,
     tokenizer: Tokenizer,
-    frame: Frame,
+    template: Template,
     seq_len: int,
     both_orders: bool = False,
     document_context: Sequence[Example] = (),
@@ -119,31 +119,31 @@ def encode(
         document_context: tagging: all sentences of the documents that the examples are from, with which their sequences
             are filled up to `seq_len`; empty: a sequence has one sentence.
     """
-    made = _Rows()
+    rows = _Rows()
     if kind == "tagging":
-        sentences = _sentences(examples, tokenizer, frame)
+        sentences = _sentences(examples, tokenizer, template)
         sides = contexts(
             examples,
             document_context,
-            lambda part: [np.concatenate(words) for words in _sentences(part, tokenizer, frame)],
+            lambda part: [np.concatenate(words) for words in _sentences(part, tokenizer, template)],
         )
         for example, words, (before, after) in zip(examples, sentences, sides, strict=True):
-            made.add_sentence(words, before, after, frame, seq_len)
-            made.close(example.targets)
-        return made.finish()
+            rows.add_sentence(words, before, after, template, seq_len)
+            rows.close(example.targets)
+        return rows.finish()
     for example, parts in zip(examples, _tokens(examples, tokenizer), strict=True):
         if len(parts) == 1:
-            made.add(frame, parts[0][: seq_len - frame.size(1)])
+            rows.add(template, parts[0][: seq_len - template.size(1)])
         else:
-            room = seq_len - frame.size(2)
+            room = seq_len - template.size(2)
             for second in parts[1:]:
                 kept = max(room - len(second), 0 if kind == "choice" else -(-room // 2))
-                made.add(frame, parts[0][:kept], second[: room - min(kept, len(parts[0]))])
+                rows.add(template, parts[0][:kept], second[: room - min(kept, len(parts[0]))])
             if both_orders:
                 kept = max(room - len(parts[0]), -(-room // 2))
-                made.add(frame, parts[1][:kept], parts[0][: room - min(kept, len(parts[1]))])
-        made.close(example.targets)
-    return made.finish()
+                rows.add(template, parts[1][:kept], parts[0][: room - min(kept, len(parts[1]))])
+        rows.close(example.targets)
+    return rows.finish()
 
 
 def _tokens(examples: Sequence[Example], tokenizer: Tokenizer, blank: str = "") -> list[list[NDArray[np.int32]]]:
@@ -154,12 +154,12 @@ def _tokens(examples: Sequence[Example], tokenizer: Tokenizer, blank: str = "") 
     return [[next(tokens) for _ in example.texts] for example in examples]
 
 
-def _sentences(examples: Sequence[Example], tokenizer: Tokenizer, frame: Frame) -> list[list[NDArray[np.int32]]]:
+def _sentences(examples: Sequence[Example], tokenizer: Tokenizer, template: Template) -> list[list[NDArray[np.int32]]]:
     """Return the tokens of each word of each sentence; at least one, since a word that the tokenizer drops has a
     label."""
     # In a byte-bpe vocabulary a word in a text starts with a space; other tokenizers take any text for a word's start.
     sentences = _tokens(examples, tokenizer, " " if tokenizer.kind == "byte-bpe" else "")
-    unknown = np.array([frame.unknown], np.int32)
+    unknown = np.array([template.unknown], np.int32)
     return [[word if len(word) else unknown for word in words] for words in sentences]
 
 
@@ -173,9 +173,9 @@ class _Rows:
         self.examples = [0]
         self.targets: list[Sequence[float]] = []
 
-    def add(self, frame: Frame, first: NDArray[np.int32], second: NDArray[np.int32] | None = None) -> None:
-        head = [frame.before, first] if second is None else [frame.before, first, frame.between]
-        tail = [frame.after] if second is None else [second, frame.after]
+    def add(self, template: Template, first: NDArray[np.int32], second: NDArray[np.int32] | None = None) -> None:
+        head = [template.before, first] if second is None else [template.before, first, template.between]
+        tail = [template.after] if second is None else [second, template.after]
         ids = np.concatenate([*head, *tail]).astype(np.int32)
         self.sequences.append(ids)
         self.second_starts.append(len(ids) if second is None else sum(map(len, head)))
@@ -186,16 +186,16 @@ class _Rows:
         words: Sequence[NDArray[np.int32]],
         before: NDArray[np.int32],
         after: NDArray[np.int32],
-        frame: Frame,
+        template: Template,
         seq_len: int,
     ) -> None:
-        room = seq_len - frame.size(1)
+        room = seq_len - template.size(1)
         sentence = np.concatenate(words)[:room]
         before, after = around(before, after, room - len(sentence))
         ends = np.cumsum([len(word) for word in words])
-        read = ends - 1 if frame.reads_last else np.concatenate([[0], ends[:-1]])
-        self.add(frame, np.concatenate([before, sentence, after]))
-        self.words[-1] = read[read < room] + len(frame.before) + len(before)
+        read = ends - 1 if template.reads_last else np.concatenate([[0], ends[:-1]])
+        self.add(template, np.concatenate([before, sentence, after]))
+        self.words[-1] = read[read < room] + len(template.before) + len(before)
 
     def close(self, targets: Sequence[float]) -> None:
         self.examples.append(len(self.sequences))

@@ -41,7 +41,7 @@ class FineTuned:
     history: History
     predicted: Predicted
     """The predictions for the test examples."""
-    unlabelled: dict[str, Predicted]
+    unlabeled: dict[str, Predicted]
 
 
 def finetune_labeled(
@@ -70,8 +70,8 @@ def finetune_labeled(
     for name in task.other_sets:
         other_value, more = score_of(task, sets[name], predict(model, task, sets[name], scale))
         other_metrics |= {f"{name} {metric}": number for metric, number in {task.metric: other_value, **more}.items()}
-    unlabelled = {name: predict(model, task, sets[name], scale) for name in task.unlabelled}
-    return FineTuned(value, other_metrics, history, predicted, unlabelled)
+    unlabeled = {name: predict(model, task, sets[name], scale) for name in task.unlabeled}
+    return FineTuned(value, other_metrics, history, predicted, unlabeled)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.cached_folder import cached_folder
-from multihop.eval.finetune.frames import Frame
 from multihop.eval.finetune.input_cache import described, selected, task_of
 from multihop.eval.finetune.inputs import Encoded
 from multihop.eval.finetune.span_windows import Window, windows
+from multihop.eval.finetune.templates import Template
 from multihop.eval.tasks.task import Example, Task
 
 _FORMAT = 2
@@ -61,7 +61,7 @@ def span_inputs(
     fingerprint: str,
     tokenizer: Tokenizer,
     tokenizer_sha256: str,
-    frame: Frame,
+    template: Template,
     causal: bool,
     settings: TrialSettings,
 ) -> SpanInputs:
@@ -78,8 +78,8 @@ def span_inputs(
     names = {"seq_len", "stride", "max_examples", "max_dev_examples", "report_on"}
     chosen = settings.model_dump(mode="json", include=names)
     folder = cached_folder(
-        ["spans", _FORMAT, fingerprint, tokenizer_sha256, asdict(frame), causal, chosen],
-        lambda new: _make(new, load(), tokenizer, frame, causal, settings),
+        ["spans", _FORMAT, fingerprint, tokenizer_sha256, asdict(template), causal, chosen],
+        lambda new: _make(new, load(), tokenizer, template, causal, settings),
     )
     content = json.loads((folder / _TASK).read_text())
     return SpanInputs(
@@ -107,12 +107,13 @@ def encoded(cut: Sequence[Window]) -> Encoded:
     )
 
 
-def _make(folder: Path, task: Task, tokenizer: Tokenizer, frame: Frame, causal: bool, settings: TrialSettings) -> None:
+def _make(
+    folder: Path, task: Task, tokenizer: Tokenizer, template: Template, causal: bool, settings: TrialSettings
+) -> None:
     sets, reported_on = selected(task, settings)
     assert set(sets) == set(_SETS)
-    framed = ([*frame.before], [*frame.between], [*frame.after])
     for name, examples in sets.items():
-        cut = windows(examples, tokenizer, framed, causal, settings.seq_len, settings.stride)
+        cut = windows(examples, tokenizer, template, causal, settings.seq_len, settings.stride)
         encoded(cut).save(folder / name)
         if name in _ANSWERED:
             _save(folder / name, examples, cut)

@@ -13,12 +13,8 @@ from numpy.typing import NDArray
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.finetune.span_offsets import Tokens, tokens_with_offsets
+from multihop.eval.finetune.templates import Template
 from multihop.eval.tasks.task import Example
-
-Frame = tuple[list[int], list[int], list[int]]
-"""Ids before the question, between it and the context, and after that: [CLS], [SEP], [SEP] for BERT; <s>, </s></s>,
-</s> for RoBERTa (Liu et al. 2019); nothing, a delimiter and the end token for a causal model (Radford et al. 2018,
-section 3.3)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Window:
     example: int
     """Index of the example."""
     ids: NDArray[np.integer[Any]]
-    """(T,): the question and the part of the context within the frame."""
+    """(T,): the question and the part of the context in the template."""
     second_starts: int
     """Index of the first token of the context. Segment 1 begins with it."""
     starts: NDArray[np.integer[Any]]
@@ -48,7 +44,7 @@ class Window:
 def windows(
     examples: Sequence[Example],
     tokenizer: Tokenizer,
-    frame: Frame,
+    template: Template,
     causal: bool,
     seq_len: int,
     stride: int = 128,
@@ -58,7 +54,7 @@ def windows(
 
     Args:
         causal: the null position is the last token, which sees all others; otherwise it is the first one.
-        seq_len: maximum length of a window in tokens, with the frame.
+        seq_len: maximum length of a window in tokens, with the template.
         stride: tokens of the context from the start of a window to the start of the next one; at most half of the
             context's tokens in a window, so that any answer of at most that length lies within a window.
         max_question: maximum length of a question in tokens; longer ones are cut.
@@ -66,11 +62,11 @@ def windows(
     Raises:
         UserError: `seq_len` has no room for context; a context has no token.
     """
-    special = sum(map(len, frame))
+    special = template.size(2)
     if seq_len <= max_question + special:
         raise UserError(
             f"eval.seq_len={seq_len} leaves no room for a context after a question of up to {max_question} tokens and "
-            f"{special} special tokens; expected at least {max_question + special + 1}, usual are 384"
+            f"{special} special tokens; expected at least {max_question + special + 1}; 384 is usual"
         )
     # Five questions share a context on average.
     unique = list(dict.fromkeys(text for example in examples for text in example.texts))
@@ -83,12 +79,12 @@ def windows(
                 f"the context of question {example.id} has no token in this tokenizer's vocabulary; "
                 "leave the question out, or train the tokenizer on text of the same script"
             )
-        head = [*frame[0], *question.ids[:max_question].tolist(), *frame[1]]
-        parts = _parts(len(context.ids), seq_len - len(head) - len(frame[2]), stride)
+        head = [*template.before, *question.ids[:max_question].tolist(), *template.between]
+        parts = _parts(len(context.ids), seq_len - len(head) - len(template.after), stride)
         widest = _widest(parts, len(context.ids))
         first, last = _answer(example, context)
         for number, (begin, behind) in enumerate(parts):
-            ids = np.concatenate([head, context.ids[begin:behind], frame[2]]).astype(np.int64)
+            ids = np.concatenate([head, context.ids[begin:behind], template.after]).astype(np.int64)
             null = len(ids) - 1 if causal else 0
             inside = begin <= first <= last < behind
             cut.append(

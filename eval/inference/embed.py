@@ -21,7 +21,7 @@ class Embedding:
     """(H,)."""
     tokens: int
     """The number of tokens that were read, special tokens included."""
-    is_cut: bool
+    is_truncated: bool
     """Whether the text had more tokens than the model has positions: the last ones were not read."""
 
 
@@ -53,12 +53,12 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     model, by_family = trained.model, trained.family.pooling
     if pooling == "family" and by_family == "pooler":
         trained.needs(model.pool, "its pooler; use mean pooling")
-    limit = model.config.max_positions - len(trained.framed([]))
+    limit = model.config.max_positions - len(trained.add_special_tokens([]))
     encoded = [trained.tokenizer.encode([text])[0].tolist() for text in texts]
     for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), start=1):
         if not ids:
             raise NoTokensError(number, text)
-    sequences = [trained.framed(ids[:limit]) for ids in encoded]
+    sequences = [trained.add_special_tokens(ids[:limit]) for ids in encoded]
     lengths = [len(ids) for ids in sequences]
     packed = packed_to_device(pack_sequences(sequences), trained.device)
     cu_seqlens = packed.cu_seqlens

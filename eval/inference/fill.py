@@ -64,7 +64,7 @@ def _candidates(trained: TrainedModel, ids: list[int], probabilities: list[float
 
 def _encode(trained: TrainedModel, text: str) -> np.ndarray:
     mask, limit = trained.special_ids["mask"], trained.model.config.max_positions
-    ids = trained.framed(encode_masked(trained.tokenizer, mask, text))
+    ids = trained.add_special_tokens(encode_masked(trained.tokenizer, mask, text))
     if mask not in ids:
         raise UserError(
             f"{text!r} has no mask token; write {trained.tokenizer.id_to_token(mask)} where a token is to be filled in"

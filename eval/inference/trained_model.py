@@ -56,7 +56,7 @@ class TrainedModel:
         """The subcommand of multihop for models of this family."""
         return "translate" if self.family.translates else "generate" if self.family.causal else "fill-mask"
 
-    def framed(self, ids: list[int]) -> list[int]:
+    def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
         return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
 

@@ -23,7 +23,7 @@ class Translation:
     text: str
     score: float
     """The score of the hypothesis (`beam_search.Hypothesis`); 0 for an empty text."""
-    is_cut: bool
+    is_truncated: bool
     """Whether the source had more tokens than the model has positions, and was cut."""
     source: list[int] = field(default_factory=list)
     """Tokens that were read, the end token included; none of an empty text."""

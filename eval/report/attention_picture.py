@@ -1,4 +1,4 @@
-"""The picture of what a translation attends to."""
+"""Picture of the cross-attention weights of a translation."""
 
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = 0.24
-"""Height of a row and width of a column."""
+"""Height of a row and width of a column, in inches."""
 _MARGIN = 1.3
-"""Room for the tokens, in inches."""
+"""Space for the tokens, in inches."""
 
 
 def draw_map(trained: TrainedModel, translation: Translation) -> "Figure":
-    """`attention_map`: tokens of the translation from top to bottom, of the source from left to right.
+    """Draw `attention_map`: tokens of the translation from top to bottom, tokens of the source from left to right.
 
     Raises:
-        UserError: as `cross_attention_module`.
+        UserError: the model does not translate, or its decoder has no attention.
     """
     weights = attention_map(trained, translation).cpu().numpy()
     height, width = (_MARGIN + _INCHES * size for size in weights.shape)

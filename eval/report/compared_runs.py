@@ -1,4 +1,4 @@
-"""The files of runs that are compared."""
+"""Read the files of runs that are compared."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ Choices = dict[tuple[str, str], Choice]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run as its files are now; what it does not have yet is empty."""
+    """A run as read from its files; fields whose files do not exist yet are empty."""
 
     name: str
     folder: Path
@@ -58,24 +58,24 @@ class ComparedRun:
 
     @property
     def loss_name(self) -> str:
-        """`mlm_loss` or `clm_loss`; empty before a held-out loss was measured."""
+        """Name of the token loss, such as `mlm_loss`; empty before a held-out loss was measured."""
         names = (name for name in TOKEN_LOSSES if by_step(self.metrics, heldout(name)))
         return next(names, "")
 
     @property
     def heldout_loss(self) -> dict[int, float]:
-        """The language-model loss on the held-out text by step, in nats: the sum also depends on other objectives."""
+        """The held-out token loss by step, in nats. The total loss would also depend on other objectives."""
         return by_step(self.metrics, heldout(self.loss_name))
 
     @property
     def final_losses(self) -> list[float]:
-        """The last held-out loss of each training seed; none of a seed without one."""
+        """The last held-out loss of each training seed that has one."""
         losses = [run.heldout_loss for run in self.seeds or (self,)]
         return [each[max(each)] for each in losses if each]
 
     @property
     def predicted_tokens(self) -> tuple[str, str, str] | None:
-        """What is equal for two runs whose held-out losses are of the same tokens; None before they are measured."""
+        """A key that is equal for runs with the same held-out tokens; None before losses are measured."""
         references = (self.summary.get("unigram_loss"), self.summary.get("uniform_loss"))
         if not self.loss_name or None in references:
             return None
@@ -131,10 +131,11 @@ def _notes(name: str, recipe: dict[str, Any], summary: dict[str, Any], results: 
 
 
 def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Runs whose names are alike but for `-seedN`, where N is the seed of their recipe, as one without it in its name;
-    what it has beside its trials is the first one's. The others as they are.
+    """Merge runs whose names differ only in `-seedN`, where N is the seed of their recipe; keep the others unchanged.
 
-    Runs that differ in more than their seed stay apart, and so do fine-tuned ones, whose trials have their own seeds.
+    A merged run is named without the seed. It has the trials of all its runs; everything else is that of the first
+    one. Runs that differ in more than their seed are not merged, nor are fine-tuned ones, whose trials have their own
+    seeds.
     """
     groups: list[list[ComparedRun]] = []
     for run in runs:
@@ -147,7 +148,7 @@ def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _differ_only_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs differ only in their training seed, and were tested on the same examples."""
+    """Return whether two runs differ only in their training seed, and were tested on the same examples."""
     rows = [{key: choice.chosen.rows[0] for key, choice in run.choices.items()} for run in (one, other)]
     trained = any(row["kind"] not in UNTRAINED for by_task in rows for row in by_task.values())
     tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in by_task.items()} for by_task in rows]
@@ -165,7 +166,7 @@ def _decides_results(key: str) -> bool:
         return False
     try:
         return bool(effect_of(TrainingConfig, key) & (DATA | ORDER | COMPATIBILITY | UPDATES))
-    except KeyError:  # of another section, or of another version
+    except KeyError:  # a key of another section or another version
         return True
 
 
@@ -185,7 +186,7 @@ def _choice_of(rows: Sequence[Row]) -> Choice:
 
 
 def comparable(runs: Sequence[ComparedRun]) -> str:
-    """A sentence on which held-out losses are of the same tokens, where a unigram model has the same loss."""
+    """Return a sentence on which held-out losses are of the same tokens, as equal unigram losses show."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         if run.predicted_tokens:

@@ -49,7 +49,7 @@ def write_comparison(
     """Write `report.md`, `report.html` (self-contained) and PNG pictures into `out`.
 
     Args:
-        run_dirs: the first is what the others are compared with.
+        run_dirs: directories of the runs; the others are compared with the first one.
         question: the question that the runs answer.
         x: a recipe key with a number, for a plot of the final held-out loss against it.
         series: recipe keys whose values distinguish the lines of that plot.
@@ -91,7 +91,7 @@ def write_comparison(
 
 
 def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """The runs without the parts that all names begin with, as those of an experiment do."""
+    """Return the runs without the leading parts that all their names share, as in an experiment."""
     if len(runs) < 2:
         return list(runs)
     parts = [run.name.split("-") for run in runs]
@@ -101,7 +101,7 @@ def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
-    """Each run with what differs in its recipe from the first one's."""
+    """Return (name, text) for each run; the text says how its recipe differs from the first one's."""
     first = runs[0]
     lines = [(first.name, "the others are compared with it")]
     for run in runs[1:]:
@@ -119,7 +119,7 @@ def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
 
 
 def _change(first: dict[str, Any], other: dict[str, Any], key: str, then: Any, now: Any) -> str:
-    """The difference at a key in words; if one recipe lacks the section of the key, that alone."""
+    """Describe the difference at a key; if one recipe lacks the whole section, describe only that."""
     if section := _section_without(first, key):
         return f"{section} set (was none)"
     if section := _section_without(other, key):
@@ -128,7 +128,7 @@ def _change(first: dict[str, Any], other: dict[str, Any], key: str, then: Any, n
 
 
 def _section_without(recipe: dict[str, Any], key: str) -> str | None:
-    """The section of a key that is null in a recipe; None if no section is null."""
+    """Return the section of a key that is null in a recipe; None if no section is null."""
     parts, value = key.split("."), recipe
     for number, part in enumerate(parts[:-1], start=1):
         if not isinstance(value, dict) or part not in value:
@@ -140,10 +140,10 @@ def _section_without(recipe: dict[str, Any], key: str) -> str | None:
 
 
 def _decides_nothing(key: str) -> bool:
-    """A key of pretraining that changes what is logged or kept, or names what other keys say."""
+    """Return whether a key of pretraining only changes what is logged or kept, or only names what other keys set."""
     try:
         return effect_of(TrainingConfig, key) == LOGGING
-    except KeyError:  # of another section, or of another version
+    except KeyError:  # a key of another section or another version
         return False
 
 
@@ -172,7 +172,7 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[Picture]:
     if not kinds:
         return
     highest = _highest_loss(runs)
-    # 1: tokens, 2: seconds
+    # The axes are indexes into the result of `training_clock`.
     for axis, what in ((1, "tokens"), (2, "seconds of training")):
         panels: list[Panel] = [
             (f"{heldout(name)} (nats)", [(run.name, _by(run, axis) if run.loss_name == name else {}) for run in runs])
@@ -187,7 +187,10 @@ def _loss_pictures(runs: Sequence[ComparedRun]) -> Iterator[Picture]:
 
 
 def _highest_loss(runs: Sequence[ComparedRun]) -> float:
-    """A run that diverged would make all others one line: pictures end a little above the loss of a uniform guess."""
+    """Return the upper limit of loss plots, a little above the loss of a uniform guess.
+
+    Without a limit, a run that diverged would flatten all other curves.
+    """
     return 1.1 * max((run.summary.get("uniform_loss") or inf for run in runs), default=inf)
 
 
@@ -197,7 +200,7 @@ def _cut_note(panels: Sequence[Panel], highest: float) -> str:
 
 
 def _by(run: ComparedRun, axis: int) -> dict[float, float]:
-    """The held-out loss by tokens or seconds."""
+    """Return the held-out loss by tokens (axis 1) or by seconds of training (axis 2)."""
     clock = training_clock(run.metrics)
     losses = run.heldout_loss
     return dict(zip(at_steps(list(losses), clock[0], clock[axis]), losses.values(), strict=True))
@@ -208,7 +211,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Pi
     for run in runs:
         keys, losses = run.keys, run.heldout_loss
         at = keys.get(x)
-        if isinstance(at, int | float) and losses:
+        if isinstance(at, int | float) and not isinstance(at, bool) and losses:
             label = ", ".join(f"{key} {_short(keys.get(key))}" for key in series) or "all runs"
             points.setdefault(label, {}).setdefault(float(at), []).append(losses[max(losses)])
     if not points:
@@ -216,6 +219,8 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Pi
     lines: Lines = [
         (label, {at: median(losses) for at, losses in sorted(values.items())}) for label, values in points.items()
     ]
+    values = {at for _, points in lines for at in points}
+    is_log = min(values) > 0 and max(values) >= 4 * min(values)
     panels: list[Panel] = [("final held-out loss (nats)", lines)]
     highest = _highest_loss(runs)
     return Picture(
@@ -223,7 +228,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Pi
         "Final held-out loss of each run against a key of the recipe",
         f"The final held-out loss against {x}; of several runs with the same values, the median."
         f"{_cut_note(panels, highest)}",
-        lambda colors: draw_lines(colors, panels, x, log=True, highest=highest),
+        lambda colors: draw_lines(colors, panels, x, log=is_log, highest=highest),
     )
 
 
@@ -308,13 +313,13 @@ def _task_section(
 
 
 def _failed(runs: Sequence[ComparedRun]) -> list[str]:
-    """For each run with failed trials at the chosen settings, their number."""
+    """Return a line for each run with failed trials at the chosen settings: its name and their number."""
     counts = [(run.name, sum(choice.chosen.failed for choice in run.choices.values())) for run in runs]
     return [f"{name}: {'1 trial' if count == 1 else f'{count} trials'}" for name, count in counts if count]
 
 
 def _environments(runs: Sequence[ComparedRun]) -> list[str]:
-    """When, on what and with which versions: a line for each that differs."""
+    """Return the dates of the runs, then a line for each distinct machine and set of versions."""
     lines = []
     for run in runs:
         if environment := run.summary.get("environment"):

@@ -1,4 +1,4 @@
-"""The verdict on several runs, with which their report begins: who won, by what, by how much, and what is not said."""
+"""The verdict at the top of a report of several runs: which run is better, by how much, and the limits of that."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -23,10 +23,10 @@ _ONE_SEED = (
 
 
 def verdict_context(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> TemplateContext:
-    """The verdict, for the template.
+    """Return the verdict, for the template.
 
     Args:
-        runs: the first is what the others are compared with.
+        runs: the others are compared with the first one.
         differences: from `run_differences`.
     """
     sentences = [*_on_tasks(runs, differences), *_on_losses(runs)]
@@ -40,7 +40,7 @@ def verdict_context(runs: Sequence[ComparedRun], differences: Sequence[RunDiffer
 
 
 def _on_tasks(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> list[str]:
-    """A sentence on which run won on the tasks; none if no difference is judged."""
+    """Return a sentence on which run is better on the tasks; none if no difference is judged."""
     judged = [each for each in differences if each.outcome != "not judged"]
     if not judged:
         return []
@@ -66,7 +66,7 @@ def _on_tasks(runs: Sequence[ComparedRun], differences: Sequence[RunDifference])
 
 
 def _on_losses(runs: Sequence[ComparedRun]) -> list[str]:
-    """A sentence on which run has the lowest held-out loss of those that predict the same tokens as the first."""
+    """Return a sentence on which of the runs that predict the same tokens as the first has the lowest held-out loss."""
     first = runs[0]
     group = [run for run in runs if run.final_losses and run.predicted_tokens == first.predicted_tokens]
     if first.predicted_tokens is None or not first.final_losses or len(runs) < 2:
@@ -91,7 +91,7 @@ def _on_losses(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _by_run(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> list[tuple[str, str]]:
-    """(name, text) for each run: on how many tasks it is better or worse than the first, or neither."""
+    """Return (name, text) for each run: on how many tasks it is better or worse than the first, or neither."""
     lines = []
     for run in runs[1:]:
         groups: dict[str, list[RunDifference]] = {}
@@ -110,7 +110,7 @@ def _by_run(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -
 
 
 def _detail(each: RunDifference) -> str:
-    """The task, with how much better or worse, or why it is not judged."""
+    """Return the task with the size of its difference, or with the reason why it is not judged."""
     task = str(each.row["task"])
     if each.outcome == "not judged":
         return each.text
@@ -121,7 +121,7 @@ def _detail(each: RunDifference) -> str:
 
 
 def _limits(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> list[str]:
-    """What the verdict rests on and does not say, one sentence each."""
+    """Return what the verdict is based on and what it does not cover, one sentence each."""
     limits = []
     seeds = [
         number
@@ -145,7 +145,7 @@ def _limits(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -
 
 
 def _scores(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> TemplateContext | None:
-    """The table of medians: its columns after the runs' names, and its lines; None without a task."""
+    """Return the table of medians (its columns after the runs' names, and its lines); None without a task."""
     tasks = list(dict.fromkeys(task for run in runs for task, init in run.choices if init == "pretrained"))
     if not tasks:
         return None

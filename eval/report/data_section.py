@@ -17,13 +17,13 @@ _SPLITS = {"train": "training", "heldout": "held-out"}
 _LISTED_FILES = 50
 _LISTED_SOURCES = 20
 _MOST_DOCUMENTS = 20_000_000
-"""The most documents whose lengths are read for a report: 8 bytes each. `multihop data stats` reads any number."""
+"""Maximum number of documents whose lengths are read, at 8 bytes each. `multihop data stats` reads any number."""
 
 
 def data_context(folder: Path, recipe: dict[str, Any]) -> TemplateContext:
-    """What the tokenizer and the data are like, for the template.
+    """Return the description of the tokenizer and the data, for the template.
 
-    What needs the token counts or the shards is left out where they are not on this machine.
+    Values that need the token counts or the shards are left out if these are not on this machine.
 
     Args:
         recipe: the resolved recipe, which has the weights of the sources.
@@ -61,7 +61,7 @@ def _text_rows(manifest: Manifest) -> Pairs:
 
 
 def _tokenizer_rows(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray | None) -> Pairs:
-    """What a tokenizer is like.
+    """Return the rows that describe a tokenizer.
 
     Args:
         counts: int64 (vocab_size,), how often each token occurs in the training text; None: unknown.
@@ -96,14 +96,14 @@ def _tokenizer_rows(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray 
 
 
 def _outcomes(stage: str, outcomes: dict[str, int]) -> tuple[str, str, str]:
-    """A stage with the number that it kept, and what it dropped by reason, the most frequent first."""
+    """Return a stage's name, the number that it kept, and what it dropped by reason, the most frequent first."""
     reasons = sorted(((n, reason) for reason, n in outcomes.items() if reason != "kept"), key=lambda item: -item[0])
     dropped = ", ".join(f"{reason.replace('_', ' ')} {n:,}" for n, reason in reasons if n)
     return stage.replace("_", " "), f"{outcomes['kept']:,}" if "kept" in outcomes else "", dropped or "nothing"
 
 
 def _sources(folder: Path, manifest: Manifest, settings: Sequence[dict[str, Any]]) -> TemplateContext:
-    """A line of the table for each of the largest sources, and the number of sources without one."""
+    """Return a line of the table for each of the largest sources, and the number of sources without a line."""
     documents = sum(total.documents for total in manifest.totals.values())
     if documents > _MOST_DOCUMENTS or not all((folder / shard.file).exists() for shard in manifest.shards):
         return {"sources": [], "more_sources": 0, "weighted": False}
@@ -129,7 +129,7 @@ def _sources(folder: Path, manifest: Manifest, settings: Sequence[dict[str, Any]
 
 
 def _lengths(group: GroupStatistics) -> str:
-    """Median, minimum and maximum of the lengths in tokens; of pairs, of each side."""
+    """Return median, minimum and maximum of the lengths in tokens; for pairs, those of each side."""
     sides = [group.lengths] if group.sides is None else [side.lengths for side in group.sides.values()]
     return " and ".join(map(_spread, sides))
 

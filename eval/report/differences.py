@@ -20,11 +20,11 @@ Outcome = Literal["better", "worse", "no significant difference", "not judged"]
 
 @dataclass(frozen=True)
 class RunDifference:
-    """A task of the first run and of another one, both from pretrained weights."""
+    """The difference between another run and the first one on a task, both with pretrained weights."""
 
     names: tuple[str, str]
     row: Row
-    """A trial of the first run, to read from what all trials of the task share."""
+    """A trial of the first run, for the values that all trials of the task share."""
     difference: Difference | None
     """The other less the first; None if the scores are not of the same thing."""
     p: float
@@ -40,7 +40,7 @@ class RunDifference:
 
 
 def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
-    """Each run against the first, task by task.
+    """Compare each run with the first one, task by task.
 
     Raises:
         UserError: a file of predictions is damaged.
@@ -51,7 +51,7 @@ def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
 
 
 def shared_tasks(first: ComparedRun, other: ComparedRun) -> list[str]:
-    """Tasks that both have results of from pretrained weights."""
+    """Return the tasks on which both runs have results with pretrained weights."""
     return [task for task, init in first.choices if init == "pretrained" and (task, init) in other.choices]
 
 
@@ -61,7 +61,7 @@ class _Pair:
     row: Row
     difference: Difference | None
     why_not: str
-    """Why no verdict can be given; empty if one can."""
+    """The reason why no verdict can be given; empty if one can."""
 
 
 def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
@@ -75,7 +75,7 @@ def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
 
 
 def _incomparable(one: Row, other: Row) -> str:
-    """Why two scores of a task are not of the same thing; empty if they are."""
+    """Return the reason why two scores of a task are not comparable; empty if they are."""
     if one["metric"] != other["metric"]:
         return f"the metrics are {one['metric']} and {other['metric']}"
     if one["metric"] == "perplexity" and _units(one) != _units(other):
@@ -91,7 +91,7 @@ def _is_pseudo(row: Row) -> bool:
 
 
 def _units(row: Row) -> float | None:
-    """The number of units that a perplexity is the mean over: words, whatever the tokenizer, or tokens."""
+    """Return the number of units that a perplexity is the mean over: words, whatever the tokenizer, or tokens."""
     counts = row["other_metrics"]
     return next((counts[unit] for unit in ("words", "words and line ends", "tokens") if unit in counts), None)
 

@@ -26,14 +26,14 @@ class Colors:
 
 
 WIDTH = 8.0
-"""Inches of a picture as wide as the page. Text is 9 points high, so that all pictures have one size of letters."""
+"""Width of a picture as wide as the page, in inches. Text of 9 points gives all pictures the same letter size."""
 LABEL_SIZE = 9
 TICK_SIZE = 8
 LINE_WIDTH = 1.5
 MARKER_SIZE = 4
 _GRID_WIDTH = 0.8
 _REM_PER_INCH = 8.5
-"""A picture of `WIDTH` is as wide as the page, 68 rem."""
+"""Scale of pictures in the page: one of `WIDTH` inches is as wide as the page, 68 rem."""
 _DASHES = ("-", "--", ":")
 _MARKERS = ("o", "s", "^")
 # Colors that nothing else has, replaced by the page's variables once matplotlib has written them.
@@ -46,7 +46,7 @@ PAGE = Colors(_PLACEHOLDERS[0], _PLACEHOLDERS[1], _PLACEHOLDERS[2:])
 """Colors for `as_svg`: variables of the page."""
 PAPER = Colors("#333333", "#e6e6e6", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b27700", "#6b6b6b"))
 """Colors for `as_png`, on white."""
-# Several pictures of one page would have the same; the ids that are referred to are hashes.
+# Several pictures of one page would repeat these ids; the ids that are referred to are hashes.
 _NUMBERED_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 _PROLOGUE = re.compile(r"^.*?(?=<svg )", re.DOTALL)
 _METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
@@ -61,10 +61,10 @@ def new_figure(
     sharex: bool = False,
     sharey: bool = False,
 ) -> tuple["Figure", list["Axes"]]:
-    """A figure and its panels, row by row.
+    """Return a figure and its panels, row by row.
 
     Args:
-        width, height: of the figure in inches.
+        width, height: size of the figure in inches.
         heights: relative heights of the rows; None: all are equal.
     """
     from matplotlib.figure import Figure
@@ -93,7 +93,7 @@ def style(axes: "Axes", colors: Colors, x_label: str = "", y_label: str = "") ->
 
 
 def legend(axes: "Axes", colors: Colors, above: bool = False, columns: int = 1) -> None:
-    """A legend outside the axes, where no position can hide a line: to their right, or above them."""
+    """Draw a legend outside the axes, where it cannot hide a line: to their right, or above them."""
     axes.legend(
         frameon=False, labelcolor=colors.ink, fontsize=TICK_SIZE, ncols=columns, borderaxespad=0.3,
         loc="lower left" if above else "center left", bbox_to_anchor=(0.0, 1.0) if above else (1.0, 0.5),
@@ -109,19 +109,19 @@ def whole_steps(axes: "Axes", most: int | None = None) -> None:
 
 
 def look_of(colors: Colors, number: int) -> tuple[str, str, str]:
-    """Color, dashes and marker of a line: another color each, and once all are used other dashes and markers too."""
+    """Return color, dashes and marker of a line; after the last color they repeat with other dashes and markers."""
     round_, index = divmod(number, len(colors.series))
     return colors.series[index], _DASHES[round_ % len(_DASHES)], _MARKERS[round_ % len(_MARKERS)]
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib shows as it is: `$` begins a formula, and a label with a first `_` is not in the legend."""
+    """Escape what matplotlib interprets: `$` begins a formula, and a leading `_` hides a label from the legend."""
     text = text.replace("$", r"\$")
     return text.replace("_", "\u200b_", 1) if text.startswith("_") else text
 
 
 def as_png(figure: "Figure") -> bytes:
-    """Encode a figure on white; without the version of matplotlib, so that equal numbers give equal bytes."""
+    """Encode a figure on white, without the version of matplotlib, so that equal numbers give equal bytes."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
     return out.getvalue()
@@ -131,20 +131,20 @@ def as_svg(figure: "Figure", name: str, alt: str) -> str:
     """Encode a figure that was drawn with `PAGE`.
 
     Args:
-        name: of the picture, unique on its page.
+        name: name of the picture, unique on its page.
         alt: what the picture shows, for readers who do not see it.
     """
     import matplotlib
 
     figure.patch.set_alpha(0)
     out = io.StringIO()
-    # Text as text, in the reader's font; without the date, so that equal numbers give equal bytes.
+    # Text stays text, in the reader's font; without the date, equal numbers give equal bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     svg = _METADATA.sub("", _PROLOGUE.sub("", out.getvalue()))
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, variable)
     svg = _NUMBERED_ID.sub("", svg)
-    # As wide as its share of the page, so that the letters of all pictures have one size.
+    # A picture is as wide as its share of the page, so that all pictures have the same letter size.
     label = f' style="max-width: {_REM_PER_INCH * figure.get_figwidth():g}rem" role="img" aria-label="{escape(alt)}"'
     return re.sub(r' width="[^"]*"', lambda _: label, svg, count=1)

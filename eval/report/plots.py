@@ -1,7 +1,7 @@
 """The pictures of reports, drawn in the style of `multihop.eval.report.plot_style`.
 
-A function that takes colors returns a figure, which the caller encodes as a PNG or for a page. Pictures that a page
-alone has are returned as SVG.
+A function that takes colors returns a figure, which the caller encodes as a PNG or for a page. Pictures that only the
+page has are returned as SVG.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 Lines = Sequence[tuple[str, Mapping[int, float] | Mapping[float, float]]]
-"""Labels with values by what is on the horizontal axis."""
+"""Lines of a panel: the label of each, and its values by position on the horizontal axis."""
 Panel = tuple[str, Lines]
-"""Title of the vertical axis, and what is drawn."""
+"""Title of the vertical axis, and the lines."""
 
 _INITS = {"pretrained": (0, "-"), "parent": (2, ":"), "random weights": (1, "--")}
 """Number of the color, and dashes, of trials by their initial weights."""
 MAX_POINTS = 150
-"""The most points of a line by step: a page with every step of every trial would have megabytes."""
+"""Maximum number of points of a line by step: a page with every step of every trial would take megabytes."""
 _MAX_MARKED_POINTS = 12
 _PANELS_PER_ROW = 3
 
@@ -53,16 +53,16 @@ class Picture:
 
     file: str
     alt: str
-    """What it shows, for readers who do not see it."""
+    """Description for readers who do not see the picture."""
     caption: str
     draw: Callable[[Colors], "Figure"]
 
     def png(self) -> bytes:
-        """The picture on white."""
+        """Return the picture on white."""
         return as_png(self.draw(PAPER))
 
     def context(self) -> dict[str, Any]:
-        """What templates need of it."""
+        """Return the values that templates use."""
         svg = as_svg(self.draw(PAGE), self.file, self.alt)
         return {"file": self.file, "alt": self.alt, "caption": self.caption, "svg": svg}
 
@@ -88,7 +88,7 @@ class Scores:
 
 
 def draw_losses(colors: Colors, curves: Sequence[Curve]) -> "Figure":
-    """A panel for each curve, the first one larger."""
+    """Draw a panel for each curve, the first one larger."""
     heights = [2.0, *[1.0] * (len(curves) - 1)]
     figure, panels = new_figure(len(curves), height=1.9 + 1.3 * sum(heights), heights=heights, sharex=True)
     for axes, curve in zip(panels, curves, strict=True):
@@ -99,7 +99,7 @@ def draw_losses(colors: Colors, curves: Sequence[Curve]) -> "Figure":
 
 
 def draw_by_step(colors: Colors, panels: Mapping[str, Points]) -> "Figure":
-    """A panel below the other with one value by step, each from its lowest to its highest value.
+    """Draw panels below each other, each with one value by step, from its lowest to its highest value.
 
     Args:
         panels: (step, value) points by the title of the vertical axis.
@@ -122,11 +122,11 @@ def draw_by_step(colors: Colors, panels: Mapping[str, Points]) -> "Figure":
 
 
 def learning_curves(name: str, title: str, alt: str, inits: Mapping[str, Sequence[Points]]) -> str:
-    """One value by step of each trial.
+    """Draw one value by step, a line for each trial; returns the SVG.
 
     Args:
-        name: of the picture, unique on its page.
-        title: of the vertical axis.
+        name: name of the picture, unique on its page.
+        title: title of the vertical axis.
         alt: what the picture shows.
         inits: "pretrained", "parent" and "random weights" -> the (step, value) points of each of its trials.
     """
@@ -145,7 +145,7 @@ def learning_curves(name: str, title: str, alt: str, inits: Mapping[str, Sequenc
 
 
 def by_pretraining_step(name: str, title: str, alt: str, points: Mapping[int, Sequence[float]]) -> str:
-    """Scores by the pretraining step of the checkpoint: the median as a line, the seeds from minimum to maximum."""
+    """Draw scores by the pretraining step of the checkpoint: the median over the seeds, from minimum to maximum."""
     figure, axes = _small_figure("step of pretraining", title)
     color, steps = PAGE.series[0], list(points)
     lows, highs = [min(v) for v in points.values()], [max(v) for v in points.values()]
@@ -156,7 +156,7 @@ def by_pretraining_step(name: str, title: str, alt: str, points: Mapping[int, Se
 
 
 def side_by_side(name: str, alt: str, panels: Mapping[str, Points]) -> str:
-    """A panel for each value, by the step of pretraining; `panels`: the (step, value) points by the value's name."""
+    """Draw a panel for each value by the step of pretraining; `panels` has the (step, value) points by name."""
     figure, columns = new_figure(1, len(panels), width=2.2 * len(panels), height=1.9)
     for axes, (label, points) in zip(columns, panels.items(), strict=True):
         style(axes, PAGE, "step")
@@ -171,13 +171,13 @@ def side_by_side(name: str, alt: str, panels: Mapping[str, Points]) -> str:
 def draw_lines(
     colors: Colors, panels: Sequence[Panel], below: str, log: bool = False, highest: float = inf
 ) -> "Figure":
-    """A panel above the other, with a line for each label.
+    """Draw panels below each other, with a line for each label.
 
     Args:
         panels: lines with the same index in several panels have one color; a line without points is not drawn.
         below: title of the horizontal axis.
         log: the horizontal axis is logarithmic, with a tick at each value.
-        highest: what is above it is cut off.
+        highest: upper limit of the vertical axis; what is above it is cut off.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -193,7 +193,7 @@ def draw_lines(
         else:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         lowest = min((y for _, points in lines for y in points.values()), default=0.0)
-        if any(y > highest for _, points in lines for y in points.values()):
+        if lowest < highest and any(y > highest for _, points in lines for y in points.values()):
             axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
         style(axes, colors, below, title)
         legend(axes, colors)
@@ -201,7 +201,7 @@ def draw_lines(
 
 
 def draw_scores(colors: Colors, names: Sequence[str], tasks: Sequence[Scores]) -> "Figure":
-    """A panel for each task: medians with minimum and maximum over the seeds, random weights hollow."""
+    """Draw a panel for each task: medians with minimum and maximum over the seeds, hollow for random weights."""
     columns = min(_PANELS_PER_ROW, len(tasks))
     rows = -(-len(tasks) // columns)
     has_random = any(values for task in tasks for values in task.random)
@@ -231,7 +231,7 @@ def draw_scores(colors: Colors, names: Sequence[str], tasks: Sequence[Scores]) -
 def draw_classes(
     colors: Colors, panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]]
 ) -> "Figure":
-    """A panel below the other: its title, the names of classes from left to right, and of each label its values."""
+    """Draw panels below each other, each of (title, names of the classes from left to right, values by label)."""
     figure, rows = new_figure(len(panels), height=3.6 * len(panels))
     for axes, (title, classes, lines) in zip(rows, panels, strict=True):
         for number, (label, values) in enumerate(lines.items()):
@@ -244,7 +244,7 @@ def draw_classes(
 
 
 def _small_figure(below: str, title: str) -> tuple["Figure", "Axes"]:
-    """A figure for the page with one panel, of which two are side by side."""
+    """Return a figure with one panel, half as wide as the page, and its axes."""
     figure, (axes,) = new_figure(width=WIDTH / 2, height=2.5)
     whole_steps(axes)
     style(axes, PAGE, below, title)
@@ -294,12 +294,12 @@ def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def _marked(steps: Sequence[float]) -> dict[str, Any]:
-    """Markers for a short curve, which may be one point that a line does not show."""
+    """Return markers for a short curve, which may be one point that a line does not show."""
     return {"marker": "o", "markersize": MARKER_SIZE} if len(steps) <= _MAX_MARKED_POINTS else {}
 
 
 def _thinned(points: Points) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Steps, and mean, smallest and largest value of at most `MAX_POINTS` groups of neighbors."""
+    """Return step, mean, smallest and largest value of at most `MAX_POINTS` groups of neighboring points."""
     size = -(-len(points) // MAX_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     values = [[value for _, value in group] for group in groups]

@@ -10,7 +10,7 @@ class Published(NamedTuple):
     layers: int
     hidden: int
     score: float
-    """From 0 to 1; BLEU in points."""
+    """Score from 0 to 1; BLEU in points."""
     metric: str
     split: str
     source: str
@@ -75,9 +75,10 @@ PUBLISHED = _table()
 
 
 def published_beside(task: str, kind: str, layers: object, hidden: object) -> list[Published]:
-    """The published scores on a task of models with this many layers of this width.
+    """Return the published scores on a task of models with this many layers of this width.
 
-    Of translation the Transformer's on WMT 2014, whatever the test set and the model, for orientation.
+    For translation these are the Transformer's scores on WMT 2014, for orientation, whatever the test set and the model
+    are.
     """
     if kind == "translation":
         return _TRANSFORMERS

@@ -1,17 +1,17 @@
 """Reports as Markdown, and as one HTML page each, from one Markdown template.
 
-A template is Markdown with values, which are text that anybody may have chosen: names, errors, values of a recipe. In
-the Markdown report they are escaped. For the page the template is rendered with a placeholder in the position of each
-value, markdown-it makes HTML of it, and then each placeholder becomes its value, escaped for HTML: no value is ever
-parsed as Markdown. Templates may call
+A template is Markdown with values, which are untrusted text: names, errors, values of a recipe. In the Markdown report
+they are escaped. For the page the template is rendered with a placeholder in the position of each value, markdown-it
+turns that into HTML, and then each placeholder is replaced by its value, escaped for HTML: no value is ever parsed as
+Markdown. Templates may call
 
 - `attributes(text)` at the beginning of a paragraph, list item, heading or cell, or alone before a table or list: HTML
   attributes of that element;
-- `figure(picture)`: `Picture.context()`, which Markdown shows from a file and the page has within;
+- `figure(picture)`: a picture from `Picture.context()`, which Markdown shows from a file and the page contains;
 - `drawing(svg, caption)`: a picture that only the page has;
 - `tag(text)` alone in a paragraph: an HTML tag around what follows.
 
-In Markdown, attributes and tags are nothing. `is_page` says which of the two is rendered.
+The Markdown report leaves out attributes and tags. `is_page` says which of the two is rendered.
 """
 
 import re
@@ -24,7 +24,7 @@ from multihop.common.redaction import safe_text
 TemplateContext = dict[str, Any]
 """Values of a template, or of a section of it."""
 _TEMPLATES = Path(__file__).parent
-# An underscore within a word and a closing bracket without an opening one mean nothing in Markdown.
+# An underscore within a word and a closing bracket without an opening one have no meaning in Markdown.
 _MARKDOWN = re.compile(r"[\\`*\[|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _BLANK_LINES = re.compile(r"\n{3,}")
 _MARKDOWN_AT_THE_START = re.compile(r"^(\d*)([-+=.)#])(?=[-=#\s]|$)")
@@ -38,11 +38,11 @@ _NO_HEADER = re.compile(r"<thead>\n<tr>\n(?:<th></th>\n)+</tr>\n</thead>\n")
 
 
 def render(template: str, title: str, context: TemplateContext) -> tuple[bytes, bytes]:
-    """A report as Markdown and as an HTML page. Values appear literally: no markup in them has a meaning.
+    """Return a report as Markdown and as an HTML page. Values appear literally: markup in them is not interpreted.
 
     Args:
         template: the name of a .md.jinja file beside this one.
-        title: of the page.
+        title: title of the page.
     """
     from markdown_it import MarkdownIt
 
@@ -56,7 +56,7 @@ def render(template: str, title: str, context: TemplateContext) -> tuple[bytes, 
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: `4 min 5 s`."""
+    """Return seconds as text, such as `4 min 5 s`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s"
@@ -98,7 +98,7 @@ class _Placeholders:
 
         if hasattr(value, "__html__"):
             return str(value)
-        text = str(escape(value))
+        text = str(escape(safe_text(str(value))))
         return self._add("value", text) if text else ""
 
     def attributes(self, text: str) -> Any:
@@ -117,7 +117,7 @@ class _Placeholders:
         return _markup(self._add("raw", f"<figure>{svg}{below}</figure>"))
 
     def resolve(self, html: str) -> Any:
-        """The page with the contents. One pass: what is inserted is not searched."""
+        """Return the page with the contents filled in, in one pass: inserted text is not searched for placeholders."""
         return _markup(_PLACEHOLDER.sub(self._content_of, html))
 
     def _add(self, kind: str, content: str) -> str:
@@ -152,7 +152,7 @@ def _environment(**options: Any) -> Any:
 
 
 def _table_row(output: _Markdown | _Placeholders, values: Iterable[Any]) -> Any:
-    """One line of a Markdown table."""
+    """Return one line of a Markdown table."""
     return _markup(f"| {' | '.join(map(output.value, values))} |")
 
 

@@ -1,4 +1,4 @@
-"""The report's part on all tasks: the sentence, the verdicts and the table of results."""
+"""The report's section on all tasks: a summary sentence, the verdicts and the table of results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ _TABLE_NOTE = (
 
 
 def results_context(reported: Results, recipe: dict[str, Any], run_dir: Path) -> TemplateContext:
-    """The trials, for the template.
+    """Return the section on the trials, for the template.
 
     Args:
         recipe: the resolved recipe.
@@ -88,12 +88,12 @@ def results_context(reported: Results, recipe: dict[str, Any], run_dir: Path) ->
 
 
 def helped(of_tasks: Sequence[Verdict], tasks: Sequence[str], training: str) -> str:
-    """A sentence on how many tasks the training helped on.
+    """Return a sentence on how many tasks the training helped on.
 
     Args:
         of_tasks: the verdicts of the tasks that have results.
-        tasks: the recipe's.
-        training: the word for it, from `training_of`.
+        tasks: the recipe's tasks.
+        training: the word for the training, from `training_of`.
     """
     if not tasks:
         return f"The recipe has no downstream tasks, so it is unknown whether {training} helps on any."
@@ -106,13 +106,13 @@ def helped(of_tasks: Sequence[Verdict], tasks: Sequence[str], training: str) -> 
 
 
 def _initial_weights(result: TaskResult) -> str:
-    """A note on the weights that trials start from; empty if they are not another task's."""
+    """Return a note on the weights that trials start from; empty if they are not those of another task."""
     source = result.first.get("start_from")
     return f"trials start from the weights that were fine-tuned on {source}" if source else ""
 
 
 def _line(result: TaskResult) -> dict[str, str]:
-    """The cells of a result's row in the table."""
+    """Return the cells of a result's row in the table."""
     best = result.best
     choices = [result.pretrained, *([result.parent] if result.parent else []), result.random]
     examples = reported_on(result)

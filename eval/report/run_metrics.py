@@ -1,7 +1,8 @@
-"""What metrics.jsonl has: names of fields, series by step, the time of training and its forecast, and a diagnosis.
+"""The content of metrics.jsonl: names of fields, series by step, training time and its forecast, and a diagnosis.
 
-The diagnosis is of plateaus and of the collapse of representations. Its thresholds lie between what was measured on
-small models (docs/training/metrics.md). One number alone is no sign: a small GPT-2 that learns well has a low rank.
+The diagnosis detects plateaus and the collapse of representations. Its thresholds lie between values that were
+measured on small models (docs/training/metrics.md). One value alone is no sign: a small GPT-2 that learns well has a
+low rank.
 """
 
 import re
@@ -15,10 +16,10 @@ from multihop.pretrain.objectives.config import TOKEN_LOSSES
 
 LOSS = "loss"
 PAIR_LOSSES = ("nsp_loss", "sop_loss")
-"""A run has one of them at most."""
+"""Losses on pairs of segments, of which a run has at most one."""
 PARTS = (*TOKEN_LOSSES, *PAIR_LOSSES, "nsp_accuracy", "sop_accuracy")
 REFERENCES = ("unigram_loss", "uniform_loss")
-"""Comparable to the loss of predicted tokens (`TOKEN_LOSSES`), on the held-out text."""
+"""Reference losses, comparable to the loss of predicted tokens (`TOKEN_LOSSES`) on the held-out text."""
 HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
 """Fields of the held-out rows of metrics.jsonl, which summary.json and the report repeat."""
 
@@ -26,7 +27,7 @@ _BY_SOURCE = re.compile(r"source(\d+)/heldout_\w+_loss")
 _FORECAST_AFTER = 0.1
 """The share of the steps after which the time of training is forecast."""
 _EVALUATIONS = 3
-"""The newest evaluations that must agree: every model passes the unigram loss, and some pass through a collapse."""
+"""Number of newest evaluations that must agree: every model passes the unigram loss, and some pass a collapse."""
 _STEPS = 200
 """Steps over which the loss must not have fallen: models that learned well stayed on the plateau for fewer."""
 _NO_GAIN, _STANDSTILL = 0.02, 0.01
@@ -34,17 +35,17 @@ _HIGH_COSINE, _LOW_RANK = 0.5, 0.2
 _ADVICE = (
     "try a longer phases[].warmup_ratio, a half or a quarter of phases[].lr, a smaller phases[].global_batch_size with "
     "more steps, a second value of 0.98 in optimizer.betas, or for a masked model model.output_bias=unigram and "
-    "model.attention_init=neighbours"
+    "model.attention_init=neighbors"
 )
 
 
 def heldout(name: str) -> str:
-    """The name of a loss on the held-out text."""
+    """Return the name of a loss on the held-out text."""
     return f"heldout_{name}"
 
 
 def by_step(rows: Iterable[Row], name: str) -> dict[int, float]:
-    """One loss by step. A restart repeats steps; the first row of a step counts."""
+    """Return one field by step. A restart repeats steps; the first row of a step counts."""
     values: dict[int, float] = {}
     for row in rows:
         if name in row:
@@ -75,14 +76,15 @@ def training_clock(rows: Sequence[Row]) -> tuple[list[int], list[int], list[floa
 
 
 def at_steps(wanted: Sequence[int], steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Values at steps between logged ones, by linear interpolation."""
+    """Return values at steps between logged ones, by linear interpolation."""
     return [float(value) for value in np.interp(wanted, steps, values)]
 
 
 def forecast(rows: Sequence[Row], total_steps: int) -> tuple[int, float] | None:
     """The first logged step after a tenth of all steps, and the seconds of training forecast from it.
 
-    The forecast is that every step takes as long as those did on average, by `training_clock`. None before that step.
+    The forecast assumes that every step takes as long as those did on average, by `training_clock`. It is None before
+    that step.
     """
     steps, _, seconds = training_clock(rows)
     for step, elapsed in zip(steps[1:], seconds[1:], strict=True):
@@ -92,12 +94,12 @@ def forecast(rows: Sequence[Row], total_steps: int) -> tuple[int, float] | None:
 
 
 def diagnosis(rows: Sequence[Row]) -> str | None:
-    """One sentence if the model sits on the plateau of the unigram loss, or has collapsed; None if neither.
+    """Return one sentence if the model is on the plateau at the unigram loss or has collapsed; None if neither.
 
     The diagnosis is None while the learning rate is warmed up.
 
     Args:
-        rows: of metrics.jsonl, of any kind; of a repeated step the first row counts.
+        rows: rows of metrics.jsonl of any kind; the first row of a repeated step counts.
     """
     evaluated = {row["step"]: row for row in reversed(rows) if row["step"] > 0 and all(name in row for name in HEALTH)}
     steps = [step for step in sorted(evaluated) if step >= _warmed_up(rows)]
@@ -126,7 +128,10 @@ def diagnosis(rows: Sequence[Row]) -> str | None:
 
 
 def _collapsed(row: Row) -> bool:
-    """States that differ in few directions may still be opposite to one another: their mean cosine is then low."""
+    """Return whether the hidden states have collapsed.
+
+    States that differ in few directions may still be opposite to one another: their mean cosine is then low.
+    """
     alike = row["hidden_cosine"] > _HIGH_COSINE or row["unigram_gain"] < _NO_GAIN
     return bool(row["hidden_rank"] < _LOW_RANK and alike)
 
@@ -136,7 +141,7 @@ def _beside(gain: float) -> str:
 
 
 def _warmed_up(rows: Sequence[Row]) -> int:
-    """The first step after the newest warm-up of the learning rate; 0 where no row has a rate.
+    """Return the first step after the newest warm-up of the learning rate; 0 if no row has a rate.
 
     A warm-up ends where the rate rises for the last time: every schedule falls or stays after it.
     """

@@ -71,8 +71,8 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
     eval/predictions/, eval/examples.json and data/.
 
     Args:
-        recipe: instead of recipe.json.
-        summary: instead of summary.json.
+        recipe: resolved recipe, used instead of recipe.json.
+        summary: summary, used instead of summary.json.
 
     Raises:
         UserError: recipe.json or summary.json is missing, or a file is damaged.
@@ -148,14 +148,14 @@ def _source_picture(losses: dict[int, dict[int, float]], names: dict[int, str]) 
 
 
 def _source_names(losses: dict[int, dict[int, float]], recipe: dict[str, Any]) -> dict[int, str]:
-    """The end of each source's path, after its number in `data.sources`."""
+    """Return a label for each source: its number in `data.sources` and the end of its path."""
     sources = (recipe.get("data") or {}).get("sources") or []
     paths = {number: str(source.get("path", "")) for number, source in enumerate(sources)}
     return {source: f"{source}: {'/'.join(paths.get(source, '').split('/')[-2:])}" for source in losses}
 
 
 def training_time(rows: Sequence[Row], recipe: dict[str, Any]) -> str:
-    """How long the training was forecast to take, and how long it took; empty before a tenth of its steps."""
+    """Return a sentence on how long training was forecast to take and how long it took; empty before a tenth of it."""
     total = sum(phase.get("steps") or 0 for phase in recipe.get("phases") or [])
     predicted = forecast(rows, total) if total else None
     if predicted is None:
@@ -171,10 +171,10 @@ def training_time(rows: Sequence[Row], recipe: dict[str, Any]) -> str:
 
 
 def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
-    """The parts of the loss by step, each with its references; parts that the run does not have are left out."""
+    """Return the parts of the loss by step, each with its references; parts that the run does not have are left out."""
     references = {"unigram model": summary.get("unigram_loss"), "uniform guess": summary.get("uniform_loss")}
     known = {name: value for name, value in references.items() if value is not None}
-    coin = {"coin flip": math.log(2)}  # half of the pairs are of each kind
+    coin = {"coin flip": math.log(2)}  # each kind is half of the pairs
     curves = [
         Curve(name, by_step(rows, name), by_step(rows, heldout(name)), known if name in TOKEN_LOSSES else coin)
         for name in (*TOKEN_LOSSES, *PAIR_LOSSES)
@@ -183,7 +183,7 @@ def read_curves(rows: list[Row], summary: dict[str, Any]) -> list[Curve]:
 
 
 def headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
-    """A sentence on the model, and on its held-out loss beside those of two models that use no context."""
+    """Return a sentence on the model and on its held-out loss next to those of two models that use no context."""
     published = (recipe.get("eval") or {}).get("checkpoint")
     if published is not None:
         return f"Evaluation of the Hugging Face model in {published}."
@@ -232,7 +232,7 @@ def _thinned_note(points: int) -> str:
 
 
 def _loss_table(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, value on the last logged batch of training, value on the held-out text, of each loss that the run has."""
+    """Return (name, value on the last logged training batch, value on the held-out text) for each loss of the run."""
     pairs = [(LOSS, summary.get("train_loss"), summary.get(heldout(LOSS)))]
     pairs += [(name, summary.get(name), summary.get(heldout(name))) for name in PARTS]
     pairs += [(name, None, summary.get(name)) for name in REFERENCES]
@@ -250,15 +250,15 @@ def _run_rows(summary: dict[str, Any]) -> Pairs:
         rows.append(("tokens/s", f"{summary['tokens_per_s']:,.0f}"))
     if summary.get("mfu") is not None:
         rows.append(("model TFLOP/s", f"{summary['tflops_per_s']:.3g} (MFU {summary['mfu']:.0%})"))
-    if summary.get("restarts"):
-        rows.append(("restarts", str(summary["restarts"])))
+    if summary.get("launches", 0) > 1:
+        rows.append(("launches", str(summary["launches"])))
     stages = summary.get("stages") or {}
     rows += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
     return rows + ([("total time", duration(sum(stages.values())))] if stages else [])
 
 
 def as_pairs(tree: Any) -> Pairs:
-    """A nested JSON value as (key.path, text) pairs; list items are written as in overrides: `phases[0].lr`."""
+    """Return a nested JSON value as (key.path, text) pairs; list items are written as in overrides: `phases[0].lr`."""
     return [
         (path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for path, value in flatten(tree).items()
@@ -274,10 +274,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def health_context(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
-    """The health of the model, for the template.
+    """Return the health of the model, for the template.
 
     Args:
-        rows: of metrics.jsonl.
+        rows: rows of metrics.jsonl.
     """
     curves = {name: list(by_step(rows, name).items()) for name in HEALTH}
     panels = {name: points for name, points in curves.items() if points}
@@ -292,10 +292,10 @@ def health_context(rows: list[Row], summary: dict[str, Any]) -> TemplateContext:
 
 
 def examples_context(made: dict[str, Any] | None) -> dict[str, Any]:
-    """The examples, for the template: the rows (text, before, after), and a sentence about them.
+    """Return the examples, for the template: the rows (text, before, after), and a sentence about them.
 
     Args:
-        made: what `multihop.eval.inference.examples.make_examples` returned; None: nothing.
+        made: result of `multihop.eval.inference.examples.make_examples`; None if there is none.
     """
     if made is None:
         return {"examples": [], "examples_note": ""}
@@ -315,7 +315,7 @@ def examples_context(made: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def answer_text(answer: str | list[list[dict[str, Any]]]) -> str:
-    """A continuation, or the tokens for each mask token: "sea 31 %, river 12 %; blue 8 %, deep 7 %"."""
+    """Return a continuation, or the tokens for each mask token: "sea 31%, river 12%; blue 8%, deep 7%"."""
     if isinstance(answer, str):
         return f"… {answer.strip()}"
     return "; ".join(", ".join(f"{each['token']} {each['probability']:.0%}" for each in mask) for mask in answer)

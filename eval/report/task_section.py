@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multihop.common.json_lines import Row
-from multihop.eval.config import KINDS
+from multihop.eval.config import SETTING_KINDS
 from multihop.eval.report.plots import by_pretraining_step, learning_curves
 from multihop.eval.report.published import published_beside
 from multihop.eval.report.render import TemplateContext
@@ -23,10 +23,10 @@ _CLASSES = 20
 
 
 def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> TemplateContext:
-    """A task, for the templates.
+    """Return the section on a task, for the templates.
 
     Args:
-        model: the recipe's `model` section, whose size published scores are looked up by.
+        model: the recipe's `model` section; published scores are looked up by its size.
 
     Raises:
         UserError: a file of predictions is damaged.
@@ -53,19 +53,19 @@ def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> Te
 
 
 def metric_label(row: Row) -> str:
-    """The metric of a row, with the positive class of F1 and with "(lower is better)" where it is."""
+    """Return the metric of a row, with the positive class of F1, and with "(lower is better)" if so."""
     labels = row.get("labels") or []
     of_class = f" of the class {labels[1]}" if row["metric"] == "F1" and len(labels) == 2 else ""
     return f"{row['metric']}{of_class}{'' if row['higher_is_better'] else ' (lower is better)'}"
 
 
 def reported_on(result: TaskResult) -> str:
-    """The examples that the scores are of."""
+    """Return the name of the examples that were scored."""
     return str(result.first.get("reported_on", "test"))
 
 
 def settings_text(setting: Setting, result: TaskResult) -> str:
-    """The hyperparameters that differ within the task's grid; where the grid has one setting, all that matter."""
+    """Return the hyperparameters that differ within the task's grid; for a grid of one setting, all that matter."""
     names = _varied(result) or [
         name for name, value in setting.hyperparameters.items() if _matters(name, value, result)
     ]
@@ -73,7 +73,7 @@ def settings_text(setting: Setting, result: TaskResult) -> str:
 
 
 def _setting(name: str, value: Any) -> str:
-    """A name and its value; of a section, each key below the name as in a recipe's overrides."""
+    """Return a name and its value; for a section, each key with its dotted name, as in a recipe's overrides."""
     if isinstance(value, dict):
         return ", ".join(_setting(f"{name}.{key}", inner) for key, inner in value.items())
     return f"{name} {_value(value)}"
@@ -94,12 +94,12 @@ def _varied(result: TaskResult) -> list[str]:
 def _matters(name: str, value: Any, result: TaskResult) -> bool:
     if name == "report_on" and reported_on(result) == "test":
         return False
-    return value is not None and result.kind in KINDS.get(name, (result.kind,))
+    return value is not None and result.kind in SETTING_KINDS.get(name, (result.kind,))
 
 
 def _grid(result: TaskResult) -> list[tuple[str, ...]]:
-    """Initialization, settings, median development score, test scores, trials ok / failed, chosen; empty for one
-    setting."""
+    """Return (initialization, settings, median development score, test scores, trials ok / failed, chosen) for each
+    setting; nothing if there is only one."""
     if not _varied(result):
         return []
     return [
@@ -117,14 +117,14 @@ def _grid(result: TaskResult) -> list[tuple[str, ...]]:
 
 
 def _other_metrics(chosen: dict[str, Choice]) -> list[tuple[str, ...]]:
-    """Name, then the spread over the seeds of each initialization."""
+    """Return a row for each metric: its name, then its spread over the seeds for each initialization."""
     trials = [[row["other_metrics"] for row in choice.chosen.rows] for choice in chosen.values()]
     names = dict.fromkeys(name for metrics in trials for each in metrics for name in each)
     return [(name, *(spread([each[name] for each in metrics if name in each]) for metrics in trials)) for name in names]
 
 
 def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[str, str]]:
-    """(SVG, caption)."""
+    """Return (SVG, caption) for each picture."""
     pictures = []
     for part, title in (("loss", "training loss"), ("dev", "development score")):
         curves = {
@@ -144,7 +144,7 @@ def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[
 
 
 def _confusion(result: TaskResult, content: dict[str, Any]) -> TemplateContext | None:
-    """Names of the classes, and of each true class the predictions with their share of it, 0 to 1."""
+    """Return the class names and, for each true class, the counts of the predictions with their shares, 0 to 1."""
     labels = result.first.get("labels") or []
     if result.kind != "classification" or not 2 <= len(labels) <= _CLASSES:
         return None
@@ -160,7 +160,7 @@ def _confusion(result: TaskResult, content: dict[str, Any]) -> TemplateContext |
 
 
 def _errors(content: dict[str, Any]) -> list[TemplateContext]:
-    """The wrong predictions of which the model was surest."""
+    """Return the wrong predictions with the highest probabilities."""
     wrong = sorted(content.get("errors") or [], key=lambda error: -(error.get("probability") or 0.0))
     return [
         {

@@ -16,9 +16,9 @@ class ByLength:
     """BLEU of several runs by the length of the source, on one test set."""
 
     labels: list[str]
-    """The number of words and of sentences of each class that has sentences."""
+    """Range of words and number of sentences of each class that has sentences."""
     scores: dict[str, list[list[float]]]
-    """For each run by name, in each class a score of each trial."""
+    """Scores by the name of the run: for each class, the score of each trial."""
 
     @property
     def lines(self) -> list[list[str]]:
@@ -32,7 +32,7 @@ class ByLength:
 
 
 def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
-    """BLEU by length of the runs with the same test pairs as the first; None if no trial has the sources' lengths.
+    """Return BLEU by length of the runs with the same test pairs as the first; None if no trial has source lengths.
 
     Raises:
         UserError: a file of predictions is damaged.
@@ -60,7 +60,7 @@ def by_length(runs: Sequence[ComparedRun], task: str) -> ByLength | None:
 
 
 def other_metrics(runs: Sequence[ComparedRun], task: str) -> tuple[list[str], list[list[str]]]:
-    """Names of the metrics beside BLEU, and for each run its name with the spread of each over its trials."""
+    """Return the names of the metrics besides BLEU, and for each run its name and each metric's spread over trials."""
     rows = {run.name: [row["other_metrics"] for _, row in run.trials(task, "pretrained")] for run in runs}
     names = list(dict.fromkeys(name for trials in rows.values() for each in trials for name in each))
     return names, [
@@ -71,5 +71,5 @@ def other_metrics(runs: Sequence[ComparedRun], task: str) -> tuple[list[str], li
 
 
 def signatures(rows: Sequence[Row]) -> list[str]:
-    """The signatures of sacrebleu, each once: they say how the metrics were computed."""
+    """Return the signatures of sacrebleu, each once: they say how the metrics were computed."""
     return list(dict.fromkeys(text for row in rows for text in (row.get("signatures") or {}).values()))

@@ -97,7 +97,7 @@ class _Sets(NamedTuple):
     train: list[Example]
     dev: list[Example]
     test: list[Example]
-    unlabelled: dict[str, list[Example]]
+    unlabeled: dict[str, list[Example]]
     notes: list[str]
 
 
@@ -149,7 +149,7 @@ def read(name: str, data_dir: str | None) -> Task:
         symmetric=official.folder in ("MRPC", "QQP", "STS-B"),
         other_metrics=official.other_metrics,
         other_sets=others,
-        unlabelled={file: tuple(examples) for file, examples in sets.unlabelled.items()},
+        unlabeled={file: tuple(examples) for file, examples in sets.unlabeled.items()},
         notes="; ".join(sets.notes),
     )
 
@@ -163,10 +163,8 @@ def _read_tsv(folder: Path, official: Official) -> _Sets:
         if official.folder == "MNLI"
         else {f"{official.folder}.tsv": "test.tsv"}
     )
-    unlabelled = {
-        name: _unlabelled(folder / file, official) for name, file in tests.items() if (folder / file).is_file()
-    }
-    return _Sets(train, dev, [], unlabelled, notes)
+    unlabeled = {name: _unlabeled(folder / file, official) for name, file in tests.items() if (folder / file).is_file()}
+    return _Sets(train, dev, [], unlabeled, notes)
 
 
 def _read_msr(folder: Path, official: Official) -> _Sets:
@@ -196,8 +194,8 @@ def _read_msr(folder: Path, official: Official) -> _Sets:
     dev = [example for (_, example), held in zip(rows, is_dev, strict=True) if held]
     test = _labeled(folder / _MSR_TEST, official, notes) if (folder / _MSR_TEST).is_file() else []
     # GLUE's test.tsv has the same pairs in the same order, numbered and without labels.
-    unlabelled = [Example(example.texts, id=str(number)) for number, example in enumerate(test)]
-    return _Sets(train, dev, test, {"MRPC.tsv": unlabelled} if unlabelled else {}, notes)
+    unlabeled = [Example(example.texts, id=str(number)) for number, example in enumerate(test)]
+    return _Sets(train, dev, test, {"MRPC.tsv": unlabeled} if unlabeled else {}, notes)
 
 
 def _labeled(path: Path, official: Official, notes: list[str]) -> list[Example]:
@@ -218,7 +216,7 @@ def _labeled(path: Path, official: Official, notes: list[str]) -> list[Example]:
     return _some(path, examples)
 
 
-def _unlabelled(path: Path, official: Official) -> list[Example]:
+def _unlabeled(path: Path, official: Official) -> list[Example]:
     rows = columns_of(path, tsv_rows(path), (official.test_id, *official.texts))
     return _some(path, [Example(tuple(texts), id=index) for _, (index, *texts) in rows])
 

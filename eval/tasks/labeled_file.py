@@ -138,6 +138,7 @@ class _TextFile(Section):
 
 TaskFile = _LabeledFiles | _TextFile | PairFiles
 """The content of a task's YAML file."""
+_KINDS = ("classification", "regression", "tagging", "choice", "perplexity", "translation")
 _TASK_FILE: TypeAdapter[TaskFile] = TypeAdapter(Annotated[TaskFile, Field(discriminator="kind")])
 
 
@@ -213,7 +214,7 @@ def read_task(path: Path, content: TaskFile) -> Task:
         sizes = "/".join(str(len(part)) for part in parts.values())
         notes = f"{content.train} split {sizes} by a hash of each example's text"
         if not (parts["train"] and parts["dev"] and (content.test or parts["test"])):
-            raise UserError(f"{path}: {len(train)} examples are too few to split ({notes}); name dev, too")
+            raise UserError(f"{path}: {len(train)} examples are too few to split ({notes}); set dev as well")
         train, dev = tuple(parts["train"]), tuple(parts["dev"])
         test = test if content.test else tuple(parts["test"])
     return Task(
@@ -244,6 +245,10 @@ def _parse(path: Path) -> TaskFile:
 
 
 def _mistake(error: ErrorDetails) -> str:
+    if error["type"] == "model_attributes_type":
+        return "the file has no keys; write at least kind, and the names of the task's files"
+    if error["type"] == "union_tag_not_found":
+        return f"kind is missing; write one of {', '.join(_KINDS)}"
     if error["type"] == "union_tag_invalid":
         return f"kind: Input should be {error['ctx']['expected_tags']}, got {error['ctx']['tag']!r}"
     # The first part of the location is the kind.

@@ -16,7 +16,6 @@ NAMES: tuple[str, ...] = ("swag", "race", "race-middle", "race-high")
 
 _SWAG = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
 _SWAG_LABELS = ("0", "1", "2", "3")
-_SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 _LEVELS = ("middle", "high")
 _WHERE = {
     "swag": "https://github.com/rowanz/swagaf/tree/master/data",
@@ -43,7 +42,7 @@ def find(name: str, data_dir: str | None) -> Path:
     root = official_folder(data_dir)
     if name == "swag":
         folder = root / "swag"
-        missing = [file for part, file in _SWAG_FILES.items() if part != "test" and not (folder / file).is_file()]
+        missing = [file for file in ("train.csv", "val.csv") if not (folder / file).is_file()]
     else:
         folder = root / "RACE"
         inner = [f"{part}/{level}" for part in ("train", "dev") for level in _levels(name)]
@@ -59,8 +58,8 @@ def find(name: str, data_dir: str | None) -> Path:
 def read(name: str, data_dir: str | None) -> Task:
     """Read a task, whose targets are the index of the right one of four continuations.
 
-    SWAG's test set has no labels. RACE's has, and its continuations are the question with the option in place of its
-    blank, or after it (as in Liu et al. 2019).
+    SWAG's test set has no labels and is not read. RACE's has. Its continuations are the question with the option in
+    place of its blank, or after it (as in Liu et al. 2019).
 
     Raises:
         UserError: a file is missing, empty, not UTF-8 or not in the official format; the message names it.
@@ -70,25 +69,28 @@ def read(name: str, data_dir: str | None) -> Task:
 
 
 def _read_swag(folder: Path) -> Task:
-    test = folder / _SWAG_FILES["test"]
     return Task(
         name="swag",
         kind="choice",
         metric="accuracy",
         higher_is_better=True,
         source="SWAG, what happens next in a video's captions (Zellers et al. 2018), MIT license.",
-        train=_swag_examples(folder / _SWAG_FILES["train"], True),
-        dev=_swag_examples(folder / _SWAG_FILES["dev"], True),
-        unlabelled={"predictions.csv": _swag_examples(test, False)} if test.is_file() else {},
+        train=read_swag(folder / "train.csv"),
+        dev=read_swag(folder / "val.csv"),
     )
 
 
-def _swag_examples(path: Path, labeled: bool) -> tuple[Example, ...]:
+def read_swag(path: Path) -> tuple[Example, ...]:
+    """Return the examples of train.csv or val.csv; test.csv has no labels.
+
+    Raises:
+        UserError: the file is missing, empty, or not in the official format.
+    """
     examples = []
-    for line, row in columns_of(path, csv_rows(path), (*_SWAG, "label") if labeled else _SWAG):
+    for line, row in columns_of(path, csv_rows(path), (*_SWAG, "label")):
         context, start, *endings = row[: len(_SWAG)]
-        targets = (class_index(path, line, row[-1], _SWAG_LABELS),) if labeled else ()
-        examples.append(Example((context, *(f"{start} {ending}" for ending in endings)), targets))
+        label = class_index(path, line, row[-1], _SWAG_LABELS)
+        examples.append(Example((context, *(f"{start} {ending}" for ending in endings)), (label,)))
     if not examples:
         raise UserError(f"{path} has a header and no examples; get the file again")
     return tuple(examples)
@@ -120,10 +122,15 @@ def _race_examples(folder: Path) -> list[Example]:
     paths = sorted(folder.glob("*.txt"))
     if not paths:
         raise UserError(f"expected .txt files of RACE in {folder}, found none; unpack the archive again")
-    return [example for path in paths for example in _questions(path)]
+    return [example for path in paths for example in read_passage(path)]
 
 
-def _questions(path: Path) -> list[Example]:
+def read_passage(path: Path) -> list[Example]:
+    """Return the questions of a file of RACE as examples.
+
+    Raises:
+        UserError: the file is not in the official format.
+    """
     content = read_json_object(path, advice="unpack RACE's archive again")
     try:
         passage = _Passage.model_validate(content)

@@ -59,7 +59,7 @@ class Task:
     """Further metrics of the same predictions that are officially reported."""
     other_sets: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """Further labeled sets, by name: MNLI's mismatched development set."""
-    unlabelled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+    unlabeled: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """Official test sets without labels, by the name of the leaderboard's file of predictions."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """The settings of the evaluation in a user's YAML file."""
@@ -71,7 +71,7 @@ class Task:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all that decides a trial's result: labels, metrics and examples, not `source` and `notes`."""
-        sets = {"train": self.train, "dev": self.dev, "test": self.test, **self.other_sets, **self.unlabelled}
+        sets = {"train": self.train, "dev": self.dev, "test": self.test, **self.other_sets, **self.unlabeled}
         parts = {
             name: [[e.texts, e.targets, e.document, e.sentence, e.id] for e in part] for name, part in sets.items()
         }

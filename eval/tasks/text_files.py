@@ -161,7 +161,7 @@ def columns_of(path: Path, rows: Rows, names: Sequence[str], too_few: list[int] 
     if not set(names) <= set(header):
         raise UserError(
             f"{path}, line {first}: expected a header with the columns {', '.join(names)}, found "
-            f"{', '.join(header)[:_SHOWN]!r}; is it the file of another task?"
+            f"{', '.join(header)[:_SHOWN]!r}; check that it is this task's file"
         )
     at = [header.index(name) for name in names]
     for number, row in rows:

@@ -1,6 +1,6 @@
 """The zero-shot tasks with official files: the files' names, their readers, and the metrics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import Any
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_file, sha256_json
 from multihop.eval.tasks.cbt import read_cbt
-from multihop.eval.tasks.multiple_choice import read as read_choices
+from multihop.eval.tasks.multiple_choice import read_passage, read_swag
 from multihop.eval.tasks.running_text import Convention, read_perplexity_text
-from multihop.eval.tasks.task import Task
+from multihop.eval.tasks.task import Example, Task
 from multihop.eval.tasks.text_files import official_folder, read_objects, read_text
 
 _FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
@@ -31,15 +31,12 @@ class Pair:
     """The kind of contrast, one of 67: the UID, a file of its own."""
 
 
-def read_minimal_pairs(folder: Path) -> tuple[Pair, ...]:
-    """Return the pairs of all official files, data/*.jsonl, in the order of their names.
+def read_minimal_pairs(paths: Sequence[Path]) -> tuple[Pair, ...]:
+    """Return the pairs of official files, data/*.jsonl.
 
     Raises:
-        UserError: the folder has no such file, or a line is not in the official format.
+        UserError: a line is not in the official format.
     """
-    paths = sorted(folder.glob("*.jsonl"))
-    if not paths:
-        raise UserError(f"{folder} has no .jsonl files; copy the files of BLiMP's directory data into it")
     return tuple(Pair(*(row[name] for name in _FIELDS)) for path in paths for _, row in read_objects(path, _FIELDS))
 
 
@@ -66,8 +63,9 @@ class ZeroShotSet:
     """The declaration of a task: its files, their reader, and the metric."""
 
     files: tuple[str, ...]
-    """The names of its file or directory in `eval.data_dir`, of which one is needed."""
-    read: Callable[[Path], Any]
+    """Glob patterns of its files in `eval.data_dir`; the first that matches a file is taken."""
+    read: Callable[[Sequence[Path]], Any]
+    """Takes the matching files, sorted."""
     source: str
     metric: str = "accuracy"
     higher_is_better: bool = True
@@ -76,11 +74,17 @@ class ZeroShotSet:
 
 def _text(files: tuple[str, ...], convention: Convention, natural: bool, source: str) -> ZeroShotSet:
     read = partial(read_perplexity_text, convention=convention, detokenized=natural)
-    return ZeroShotSet(files, read, source, metric="perplexity", higher_is_better=False, causal_only=False)
+    return ZeroShotSet(
+        files, _of_one_file(read), source, metric="perplexity", higher_is_better=False, causal_only=False
+    )
 
 
-def _labeled(name: str, part: str) -> Callable[[Path], Any]:
-    return lambda path: getattr(read_choices(name, str(path.parent)), part)
+def _of_one_file(read: Callable[[Path], Any]) -> Callable[[Sequence[Path]], Any]:
+    return lambda paths: read(paths[0])
+
+
+def _read_race(paths: Sequence[Path]) -> tuple[Example, ...]:
+    return tuple(example for path in paths for example in read_passage(path))
 
 
 _WIKITEXT_2 = ("wikitext-2-raw/wiki.test.raw", "wikitext-2/wiki.test.tokens")
@@ -90,7 +94,7 @@ _PTB = "Penn Treebank (Marcus et al. 1993; Mikolov et al. 2010), news of the Wal
 _CBT = "Children's Book Test (Hill et al. 2015): a word of a sentence in a book, of ten of one kind."
 _LAMBADA = ZeroShotSet(
     ("lambada/lambada_test.jsonl", "lambada/lambada_test_plain_text.txt"),
-    read_lambada,
+    _of_one_file(read_lambada),
     "LAMBADA (Paperno et al. 2016): the last word of a passage from a novel.",
 )
 
@@ -103,16 +107,16 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
     "ptb-natural": _text(("ptb/ptb.test.txt",), "ptb", True, _PTB),
     "lambada": _LAMBADA,
     "lambada-gpt2": _LAMBADA,
-    "cbt-cn": ZeroShotSet(("cbt/cbtest_CN_test_2500ex.txt",), read_cbt, _CBT),
-    "cbt-ne": ZeroShotSet(("cbt/cbtest_NE_test_2500ex.txt",), read_cbt, _CBT),
+    "cbt-cn": ZeroShotSet(("cbt/cbtest_CN_test_2500ex.txt",), _of_one_file(read_cbt), _CBT),
+    "cbt-ne": ZeroShotSet(("cbt/cbtest_NE_test_2500ex.txt",), _of_one_file(read_cbt), _CBT),
     "swag-likelihood": ZeroShotSet(
-        ("swag",), _labeled("swag", "dev"), "SWAG (Zellers et al. 2018): how a described scene goes on."
+        ("swag/val.csv",), _of_one_file(read_swag), "SWAG (Zellers et al. 2018): how a described scene goes on."
     ),
     "race-likelihood": ZeroShotSet(
-        ("RACE",), _labeled("race", "test"), "RACE (Lai et al. 2017): questions of English examinations in China."
+        ("RACE/test/*/*.txt",), _read_race, "RACE (Lai et al. 2017): questions of English examinations in China."
     ),
     "blimp": ZeroShotSet(
-        ("blimp",),
+        ("blimp/*.jsonl",),
         read_minimal_pairs,
         "BLiMP (Warstadt et al. 2020): minimal pairs of English sentences, CC BY 4.0.",
         causal_only=False,
@@ -120,21 +124,20 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
 }
 
 
-def find(name: str, data_dir: str | None) -> Path:
-    """Return the task's file or directory.
+def find(name: str, data_dir: str | None) -> list[Path]:
+    """Return the task's files, sorted.
 
     Raises:
-        UserError: it is missing.
+        UserError: they are missing.
     """
-    folder = official_folder(data_dir)
-    paths = [folder / file for file in ZERO_SHOT_SETS[name].files]
-    existing = next((path for path in paths if path.exists()), None)
-    if existing is None:
+    folder, patterns = official_folder(data_dir), ZERO_SHOT_SETS[name].files
+    found = next((paths for pattern in patterns if (paths := sorted(folder.glob(pattern)))), [])
+    if not found:
+        wanted = " or ".join(str(folder / pattern) for pattern in patterns)
         raise UserError(
-            f"task {name} reads {' or '.join(map(str, paths))}, which is missing; copy the official file to it, or set "
-            "eval.data_dir"
+            f"task {name} reads {wanted}, which is missing; copy the official file to it, or set eval.data_dir"
         )
-    return existing
+    return found
 
 
 def read(name: str, data_dir: str | None) -> Any:
@@ -152,8 +155,7 @@ def load(name: str, data_dir: str | None) -> Task:
     Raises:
         UserError: the files are missing.
     """
-    path, declared = find(name, data_dir), ZERO_SHOT_SETS[name]
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files, declared = find(name, data_dir), ZERO_SHOT_SETS[name]
     return Task(
         name=name,
         kind="zero-shot",

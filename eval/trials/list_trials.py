@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from multihop.eval.config import SHORTEST, EvalConfig, TrialSettings, settings_of
+from multihop.eval.config import MIN_SEQ_LEN, EvalConfig, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest
 from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
 from multihop.eval.tasks.task import UNTRAINED, Example, Task
@@ -45,7 +45,7 @@ def plan_trials(
         assert weights_dir is not None or not shares
         for settings in settings_of(config, task_config, task.kind)[: 1 if untrained else None]:
             # The key and the row have the length that is used, not the requested one.
-            seq_len = min(settings.seq_len, max(SHORTEST, evaluated.model.max_positions))
+            seq_len = min(settings.seq_len, max(MIN_SEQ_LEN, evaluated.model.max_positions))
             settings = settings.model_copy(update={"seq_len": seq_len})
             described = describe_task(task, settings, evaluated.heldout_sha256 if task_config.name == HELDOUT else None)
             work = _work(task, settings)

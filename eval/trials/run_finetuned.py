@@ -12,13 +12,13 @@ from multihop.common.json_lines import Row
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
-from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.input_cache import task_inputs
 from multihop.eval.finetune.labeled import finetune_labeled
 from multihop.eval.finetune.loop import History
 from multihop.eval.finetune.span_inputs import span_inputs
 from multihop.eval.finetune.spans import finetune_spans
+from multihop.eval.finetune.templates import template_of
 from multihop.eval.model.load_model import device
 from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import Task
@@ -71,7 +71,7 @@ def _read_inputs(
         trial.task_fingerprint,
         tokenizer,
         info.sha256,
-        frame_of(family, info.special_ids, trial.vocab_size, settings.features is not None),
+        template_of(family, info.special_ids, trial.vocab_size, settings.features is not None),
         FAMILIES[family].causal,
         settings,
     )

@@ -20,7 +20,7 @@ from multihop.eval.tasks.running_text import Text, text_of
 from multihop.eval.trials.open_trial import lacking_weights, trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
 from multihop.eval.zero_shot.choice import evaluate_choices
-from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
+from multihop.eval.zero_shot.lambada import LambadaVariant, evaluate_lambada
 from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
 from multihop.eval.zero_shot.perplexity import cross_entropy, evaluate_perplexity, unigram_cross_entropy
 from multihop.eval.zero_shot.scoring import ZeroShotResult
@@ -28,7 +28,7 @@ from multihop.eval.zero_shot.translation import evaluate_translation
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 
-_LAMBADA_PROTOCOLS: dict[str, Protocol] = {"lambada": "plain", "lambada-gpt2": "no stop words"}
+_LAMBADA_VARIANTS: dict[str, LambadaVariant] = {"lambada": "plain", "lambada-gpt2": "no stop words"}
 
 
 def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
@@ -72,8 +72,8 @@ def _evaluate_set(
     """
     if isinstance(content, Text):
         return evaluate_perplexity(model, tokenizer, special_ids, content, seq_len)
-    if name in _LAMBADA_PROTOCOLS:
-        return evaluate_lambada(model, tokenizer, special_ids, content, _LAMBADA_PROTOCOLS[name])
+    if name in _LAMBADA_VARIANTS:
+        return evaluate_lambada(model, tokenizer, special_ids, content, _LAMBADA_VARIANTS[name])
     if name == "blimp":
         return evaluate_pairs(model, tokenizer, special_ids, content)
     return evaluate_choices(model, tokenizer, special_ids, content)

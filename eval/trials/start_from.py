@@ -66,7 +66,7 @@ def remove_unneeded(weights_dir: Path, trials: Sequence[Trial], rows: Sequence[R
             path.unlink(missing_ok=True)
 
 
-def remove_torn(weights_dir: Path) -> None:
+def remove_partial_files(weights_dir: Path) -> None:
     """Remove incomplete files of killed workers; no trial may be running."""
     if weights_dir.is_dir():
         remove_temporaries(weights_dir)

@@ -67,7 +67,7 @@ class Trial:
     """The size of such a model's source vocabulary; `vocab_size` is the target's."""
 
 
-_RULES = 2
+_KEY_VERSION = 2
 """Increased when the same trial gives another result or row than in earlier versions, so that it is run again."""
 
 
@@ -94,13 +94,13 @@ def trial_key(trial: Trial) -> str:
     """Return the SHA-256 of everything that the result depends on. Paths and threads are left out: a run that is moved
     keeps its rows."""
     identity = {
-        "rules": _RULES,
+        "rules": _KEY_VERSION,
         "task": trial.task_fingerprint,
         "hyperparameters": hyperparameters(trial),
         "seed": trial.seed,
         "init": trial.init,
         "checkpoint": trial.checkpoint_sha256,
-        "model": select_by_effect(parse_model_config(trial.model), _what(trial)),
+        "model": select_by_effect(parse_model_config(trial.model), _relevant_effects(trial)),
         "vocab_size": trial.vocab_size,  # a Hugging Face model may have more rows than its tokenizer has tokens
         "tokenizer": trial.tokenizer_sha256,
         "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
@@ -118,7 +118,7 @@ def weights_file(weights_dir: str, key: str) -> Path:
 
 def hyperparameters(trial: Trial) -> dict[str, Any]:
     """Return the settings that the result depends on."""
-    return select_by_effect(TrialSettings.model_validate(trial.settings), _what(trial))
+    return select_by_effect(TrialSettings.model_validate(trial.settings), _relevant_effects(trial))
 
 
 def trial_name(row: Row) -> str:
@@ -130,7 +130,7 @@ def trial_name(row: Row) -> str:
     return " ".join([row["task"], row["init"], f"seed {row['seed']}", *frozen, *settings])
 
 
-def _what(trial: Trial) -> Effect:
+def _relevant_effects(trial: Trial) -> Effect:
     return ZERO_SHOT if trial.kind in UNTRAINED else FINE_TUNING
 
 

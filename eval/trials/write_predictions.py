@@ -41,7 +41,7 @@ def predictions_of(
         "statistics": statistics(task.metric, task, result.predicted.answers, targets).tolist(),
         "files": {
             name: predictions_file(task.name, inputs.ids[name], np.concatenate(predicted.answers))
-            for name, predicted in result.unlabelled.items()
+            for name, predicted in result.unlabeled.items()
             if task.name in TASKS
         },
         "errors": _worst(task, test, result.predicted, decode),

@@ -1,7 +1,7 @@
 """Multiple choice by likelihood: the continuation that a causal model finds most likely after the context.
 
 The scores are those of the Language Model Evaluation Harness (Gao et al. 2021): the sum of the log-probabilities
-(its acc; Brown et al. 2020, section 2.4), and the same divided by the continuation's length (its acc_norm).
+(its acc; Brown et al. 2020, section 2.4), and the same divided by the continuation's characters (its acc_norm).
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def evaluate_choices(
     examples: Sequence[Example],
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
-    """Return the accuracy of the most likely continuation, and of the most likely per token and per byte.
+    """Return the accuracy of the most likely continuation, and of the most likely per token and per character.
 
     Args:
         examples: examples of kind choice; one space is put between a context and its continuations.
@@ -49,14 +49,14 @@ def evaluate_choices(
         candidates = [next(scores) for _ in texts]
         values = np.array([each.value for each in candidates])
         tokens = np.array([each.tokens for each in candidates])
-        sizes = np.array([max(1, len(text.strip().encode())) for text in texts])
+        sizes = np.array([max(1, len(text.strip())) for text in texts])
         chosen = [(values / length).argmax() for length in (1, tokens, sizes)]
         hits[index] = np.array(chosen) == int(example.targets[0])
     return accuracy_result(
         hits[:, 0],
         {
             "accuracy per token": float(hits[:, 1].mean()),
-            "accuracy per byte": float(hits[:, 2].mean()),
+            "accuracy per character": float(hits[:, 2].mean()),
             "chance": float(np.mean([1 / len(texts) for _, texts in parts])),
         },
     )

@@ -20,7 +20,7 @@ from multihop.eval.zero_shot.scoring import (
 )
 from multihop.pretrain.models.layers.model import Model
 
-Protocol = Literal["plain", "no stop words"]
+LambadaVariant = Literal["plain", "no stop words"]
 """plain: the passage unchanged, any word may be predicted. no stop words: GPT-2's, the passage de-tokenized and with
 straight quotes, and no stop word may be predicted: few of them end a sentence (Radford et al. 2019, section 3.3)."""
 
@@ -45,7 +45,7 @@ def evaluate_lambada(
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
     passages: Sequence[str],
-    protocol: Protocol = "plain",
+    variant: LambadaVariant = "plain",
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
     """Return the fraction of passages whose last word greedy decoding produces, and the perplexity of the last words.
@@ -57,16 +57,16 @@ def evaluate_lambada(
         passages: at least one passage, each of several words.
 
     Returns:
-        The accuracy; other metrics: the accuracy with the protocol's name, and the perplexity per last word, to which
+        The accuracy; other metrics: the accuracy with the variant's name, and the perplexity per last word, to which
         the filter is not applied.
 
     Raises:
         UserError: the model is not causal.
     """
-    endings = _stop_words(tokenizer) if protocol == "no stop words" else {}
+    endings = _stop_words(tokenizer) if variant == "no stop words" else {}
     words = []
     for passage in passages:
-        if protocol == "no stop words":
+        if variant == "no stop words":
             passage = detokenize(passage.translate(_STRAIGHT_QUOTES), "penn")
         *context, last = passage.rsplit(maxsplit=1)
         [word] = encode_continuations(tokenizer, special_ids, "".join(context), [f" {last}"])
@@ -76,7 +76,7 @@ def evaluate_lambada(
     correct = np.array([each.greedy for each in scores])
     mean = sum(each.value for each in scores) / len(scores)
     return accuracy_result(
-        correct, {f"accuracy, {protocol} protocol": float(correct.mean()), "perplexity per last word": exp(-mean)}
+        correct, {f"accuracy, {variant} variant": float(correct.mean()), "perplexity per last word": exp(-mean)}
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +20,12 @@ from multihop.eval.zero_shot.scoring import (
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 
-Masking = Literal["token", "rest of word"]
-"""The tokens that a masked model's pseudo-log-likelihood hides: the token alone (Salazar et al. 2020), or with it those
-after it in its word (Kauf and Ivanova 2023)."""
-
 
 def evaluate_pairs(
     model: Model,
     tokenizer: Tokenizer,
     special_ids: dict[str, int],
     pairs: Sequence[Pair],
-    masking: Masking = "token",
     batch_tokens: int = BATCH_TOKENS,
 ) -> ZeroShotResult:
     """Return the fraction of pairs whose good sentence is the more likely one; also by field, by term and by paradigm.
@@ -41,7 +35,6 @@ def evaluate_pairs(
 
     Args:
         pairs: at least one pair.
-        masking: tokens to mask, for a masked model.
 
     Raises:
         UserError: a sentence is longer than the model's positions.
@@ -51,9 +44,7 @@ def evaluate_pairs(
         texts = [encode_continuations(tokenizer, special_ids, "", [sentence])[0] for sentence in sentences]
         scores = np.array([each.value for each in log_likelihoods(model, texts, batch_tokens)])
     else:
-        tokens = encode_each(tokenizer, sentences)
-        starts = None if masking == "token" else [[tokenizer.begins_word(i) for i in each] for each in tokens]
-        scores = pseudo_log_likelihoods(model, tokens, special_ids, starts, batch_tokens)
+        scores = pseudo_log_likelihoods(model, encode_each(tokenizer, sentences), special_ids, batch_tokens)
     correct = scores[::2] > scores[1::2]
     return accuracy_result(correct, _by_group(pairs, correct))
 

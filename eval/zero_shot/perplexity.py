@@ -107,7 +107,7 @@ def evaluate_perplexity(
         )
     is_plain = text.convention == "text"
     counted = "words" if is_plain else "words and line ends"
-    read = "" if is_plain else f"{'de-tokenised' if text.detokenized else 'official'} text, "
+    read = "" if is_plain else f"{'detokenized' if text.detokenized else 'official'} text, "
     kind = "" if causal else PSEUDO
     other_metrics = {
         f"{read}{kind}perplexity per token": exp(total / len(losses)),

@@ -109,7 +109,6 @@ def pseudo_log_likelihoods(
     model: Model,
     sentences: Sequence[Sequence[int]],
     special_ids: dict[str, int],
-    word_starts: Sequence[Sequence[bool]] | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> NDArray[np.float64]:
     """Return the pseudo-log-likelihood of each sentence under a masked model (Salazar et al. 2020, section 2, equation
@@ -120,8 +119,6 @@ def pseudo_log_likelihoods(
     Args:
         sentences: tokens without [CLS] and [SEP], which are put around them and are not scored.
         special_ids: special ids of the tokenizer, with cls, sep and mask.
-        word_starts: for each sentence, whether each token begins a word. With these, the tokens after it within its
-            word are masked too, since they would give it away (Kauf and Ivanova 2023, PLL-word-l2r).
 
     Returns:
         float64 (sentences,), in nats.
@@ -141,13 +138,8 @@ def pseudo_log_likelihoods(
         )
 
     def queries(index: int) -> Iterator[Query]:
-        ids = np.array([special_ids["cls"], *sentences[index], special_ids["sep"]], np.int64)
-        starts = word_starts[index] if word_starts else [True] * len(sentences[index])
-        ends = [at for at in range(2, len(ids) - 1) if starts[at - 1]] + [len(ids) - 1]
-        for at in range(1, len(ids) - 1):
-            masked = ids.copy()
-            masked[at : next(end for end in ends if end > at)] = special_ids["mask"]
-            yield Query(masked, np.array([at]), ids[at : at + 1])
+        ids = np.array(sentences[index], np.int64)
+        return masked_windows(ids, np.ones(len(ids), bool), special_ids, max(1, len(ids)) + 2)
 
     by_length = _longest_first(list(map(len, sentences)))
     answers = predict(model, chain.from_iterable(map(queries, by_length)), batch_tokens)
@@ -262,7 +254,8 @@ def windows(tokens: Ids, seq_len: int, stride: int) -> Iterator[Query]:
 def masked_windows(
     tokens: Ids, starts: NDArray[np.bool_], special_ids: dict[str, int], seq_len: int
 ) -> Iterator[Query]:
-    """Mask each token of a text in turn, with the rest of its word, in a window that has it in the middle.
+    """Mask each token of a text in turn, with the rest of its word, which would give it away (Kauf and Ivanova 2023,
+    PLL-word-l2r), in a window that has it in the middle.
 
     Args:
         tokens: int64 (T,), without [CLS] and [SEP], which are put around each window.

@@ -4,18 +4,12 @@ import heapq
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-import torch
-import torch.distributed as dist
-
 from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import Check, check_headers, file_checks, list_steps
-from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.engine.ranks import SYNC_INTERVAL_S, Ranks
 
 _THREADS = 8
-_SYNC_INTERVAL_S = 5.0
-"""Seconds between two collectives of a rank. The process group times out after minutes without one, and hashing a
-checkpoint may take longer."""
 
 
 def newest_good_shared(checkpoints: str, ranks: Ranks) -> tuple[CheckpointManifest | None, list[str]]:
@@ -64,7 +58,7 @@ def _verify(location: str, ranks: Ranks) -> tuple[CheckpointManifest | None, lis
         manifest = read_checkpoint_manifest(location)
     except ValueError as error:
         reason = str(error)
-    texts = _gather_text(reason or (manifest.sha256 if manifest else ""), ranks)
+    texts = ranks.all_gather_text(reason or (manifest.sha256 if manifest else ""))
     for rank, text in enumerate(texts):
         if text != texts[0]:
             # Not a reason to reject the checkpoint: rank 0 would then set a good one aside, or write it again.
@@ -87,20 +81,8 @@ def _run_shared(checks: list[Check], ranks: Ranks) -> list[str]:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as threads:
         running = [threads.submit(check) for check in checks]
         while True:
-            left = len(wait(running, timeout=_SYNC_INTERVAL_S).not_done)
+            left = len(wait(running, timeout=SYNC_INTERVAL_S).not_done)
             if not ranks.all_reduce_sum({"left": left})["left"]:
                 break
     damaged = [damage for each in running if (damage := each.result()) is not None]
-    return sorted(line for text in _gather_text("\n".join(damaged), ranks) for line in text.splitlines())
-
-
-def _gather_text(text: str, ranks: Ranks) -> list[str]:
-    """Every rank's text, by rank; without pickles, which could execute code."""
-    data = text.encode(errors="replace")
-    longest = -ranks.all_reduce_min(-len(data))
-    if longest == 0:
-        return [""] * ranks.world_size
-    padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(ranks.device)
-    texts = [torch.empty_like(padded) for _ in range(ranks.world_size)]
-    dist.all_gather(texts, padded)
-    return [each.cpu().numpy().tobytes().rstrip(b"\0").decode() for each in texts]
+    return sorted(line for text in ranks.all_gather_text("\n".join(damaged)) for line in text.splitlines())

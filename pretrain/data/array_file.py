@@ -1,7 +1,5 @@
 """Arrays that are computed once from the data and then memory-mapped: FILE.npy, and FILE.json with its hash."""
 
-import hashlib
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
 from multihop.common.files import (
+    atomic_replace,
     canonical_json,
     make_folder,
     open_regular,
@@ -31,11 +30,12 @@ def ensure_array(path: Path, compute: Callable[[], NDArray[Any]], full: bool = F
     """
     if _is_intact(path, full):
         return
-    content = io.BytesIO()
-    np.save(content, compute())
     make_folder(path.parent)
-    write_atomically(path, content.getvalue())
-    _write_record(path, hashlib.sha256(content.getbuffer()).hexdigest())
+    with atomic_replace(path) as temporary:
+        with open(temporary, "xb") as file:
+            np.save(file, compute())
+        sha256 = sha256_file(temporary)
+    _write_record(path, sha256)
 
 
 def open_array(path: Path, dtype: type[np.generic], what: str) -> NDArray[Any]:

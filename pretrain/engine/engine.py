@@ -23,7 +23,7 @@ from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
-from multihop.pretrain.optim.muon import Muon, Together
+from multihop.pretrain.optim.muon import Muon, StepGroup
 from multihop.pretrain.optim.norms import clip_grad_norm_
 from multihop.pretrain.optim.optimizers import is_orthogonalized, moments_of
 from multihop.pretrain.optim.slices import whole_shape
@@ -202,7 +202,7 @@ class Engine:
         calls = []
         for flats, updated in updated_together(self.module, self._optimizer, self._zero, self._stage):
             shapes = {name: self.parameters[name] for name in updated if is_orthogonalized(name, self.parameters[name])}
-            calls.append(Together(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
+            calls.append(StepGroup(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
         optimizer.bind(
             calls,
             self._held,

@@ -15,6 +15,7 @@ from torch import Tensor
 from multihop.common.config import MEMORY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, sha256_json, write_atomically
+from multihop.common.machine import available_memory, total_memory
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
@@ -65,9 +66,11 @@ def micro_batch_sizes(
     for number, phase in enumerate(config.phases):
         conditions = _conditions(config, run_dir, ranks, number)
         key = sha256_json(conditions)[:16]
-        fitting = ranks.broadcast(cache.get(key, {}).get("fitting", 0))
+        usable = ranks.all_reduce_min(int(_usable_bytes(ranks)))
+        share = math.ceil(phase.global_batch_size / ranks.world_size)
+        fitting = ranks.broadcast(_cached_size(cache.get(key), share, usable))
         if fitting == 0:
-            local_fitting, bytes_per_sample = _measure(config, run_dir, ranks, number, shard_request_dir)
+            local_fitting, bytes_per_sample, other_bytes = _measure(config, run_dir, ranks, number, shard_request_dir)
             fitting = ranks.all_reduce_min(local_fitting)
             if fitting == _NOT_MEASURED:
                 raise UserError(
@@ -81,12 +84,26 @@ def micro_batch_sizes(
                     "a smaller model"
                 )
             log.info("engine.micro_batch_size: %d samples of %d tokens fit", fitting, phase.seq_len)
-            cache[key] = {"fitting": fitting, "bytes_per_sample": bytes_per_sample, **conditions}
-        share = math.ceil(phase.global_batch_size / ranks.world_size)
+            measured = {"fitting": fitting, "bytes_per_sample": bytes_per_sample, "other_bytes": other_bytes}
+            cache[key] = measured | conditions
         sizes.append(math.ceil(share / math.ceil(share / min(fitting, share))))
     if ranks.rank == 0:
         write_atomically(path, json.dumps(cache, indent=1).encode())
     return sizes
+
+
+def _cached_size(entry: dict[str, Any] | None, share: int, usable_bytes: int) -> int:
+    """The cached number of samples; 0 if there is none, or other processes have taken the memory that it needs."""
+    if entry is None:
+        return 0
+    needed = min(entry["fitting"], share) * entry["bytes_per_sample"] + entry.get("other_bytes", 0.0)
+    if needed > usable_bytes:
+        log.warning(
+            "engine.micro_batch_size: %d samples fitted at an earlier start, and need %.1f GB of the %.1f GB that are "
+            "free now; measuring again", entry["fitting"], needed / 1e9, usable_bytes / 1e9,
+        )  # fmt: skip
+        return 0
+    return int(entry["fitting"])
 
 
 def _conditions(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int) -> dict[str, Any]:
@@ -105,14 +122,16 @@ def _conditions(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int)
 
 def _measure(
     config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, shard_request_dir: Path | None
-) -> tuple[int, float]:
-    """Samples that fit next to weights, gradients and state, and bytes per sample, measured with two micro-batches."""
+) -> tuple[int, float, float]:
+    """Samples that fit next to weights, gradients and state; bytes per sample, measured with two micro-batches; and all
+    other bytes."""
     parameters, bytes_per_sample, fixed_bytes = _measure_micro_batches(config, run_dir, ranks, phase, shard_request_dir)
+    other_bytes = _resident_bytes(config, ranks, parameters) + fixed_bytes
     if bytes_per_sample <= 0:
-        return _NOT_MEASURED, bytes_per_sample
+        return _NOT_MEASURED, bytes_per_sample, other_bytes
     # By now the model that was measured is freed.
-    available = _usable_bytes(ranks) - _resident_bytes(config, ranks, parameters) - fixed_bytes
-    return max(0, int(available / bytes_per_sample)), bytes_per_sample
+    available = _usable_bytes(ranks) - other_bytes
+    return max(0, int(available / bytes_per_sample)), bytes_per_sample, other_bytes
 
 
 def _measure_micro_batches(
@@ -175,9 +194,7 @@ def _memory(ranks: Ranks) -> int:
     """Total memory of this rank's GPU, or its share of the host's, in bytes."""
     if ranks.device.type == "cuda":
         return int(torch.cuda.mem_get_info(ranks.device)[1])
-    import psutil
-
-    return int(psutil.virtual_memory().total) // _ranks_on_host(ranks)
+    return total_memory() // _ranks_on_host(ranks)
 
 
 def _ranks_on_host(ranks: Ranks) -> int:
@@ -189,9 +206,7 @@ def _usable_bytes(ranks: Ranks) -> float:
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
         return _GPU_MEMORY_SHARE * torch.cuda.mem_get_info(ranks.device)[0]
-    import psutil
-
-    return _HOST_MEMORY_SHARE * psutil.virtual_memory().available / _ranks_on_host(ranks)
+    return _HOST_MEMORY_SHARE * available_memory() / _ranks_on_host(ranks)
 
 
 def _resident_bytes(config: TrainingConfig, ranks: Ranks, parameters: int) -> float:

@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from multihop.pretrain.engine.rendezvous import Listener, Store, on_one_host, publish_endpoint, resolve_endpoint
 
+SYNC_INTERVAL_S = 5.0
+"""Seconds between two collectives of a rank that works for longer: the process group times out after minutes."""
 _recent: deque[Tensor] = deque(maxlen=64)
 """Tensors of the latest collectives. If gloo held the last reference to one, a thread of gloo would release it and take
 locks of the interpreter at any moment, and a process that is forked at that moment would never start."""
@@ -48,6 +51,7 @@ class Ranks:
 
     def all_reduce_sum_(self, tensor: Tensor) -> None:
         """Sum `tensor`, on the host or on the device, over all ranks in place."""
+        _recent.append(tensor)
         dist.all_reduce(tensor, group=self.host_group if tensor.device.type == "cpu" else None)
 
     def all_reduce_min(self, value: int) -> int:
@@ -69,6 +73,24 @@ class Ranks:
         _recent.extend([padded, *gathered])
         dist.all_gather(gathered, padded, group=self.host_group)
         return [each[: int(count)] for each, count in zip(gathered, counts.values(), strict=True)]
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """Every rank's text, by rank; without pickles, which could execute code."""
+        rows = torch.frombuffer(bytearray(text.encode(errors="replace")) or bytearray(1), dtype=torch.uint8)
+        gathered = self.all_gather_rows(rows.long()[:, None])
+        return [each.to(torch.uint8).numpy().tobytes().rstrip(b"\0").decode() for each in gathered]
+
+    def run_on_rank_zero(self, call: Callable[[], object]) -> None:
+        """Run `call` on rank 0 while the other ranks wait, however long it takes.
+
+        They meet in a collective every few seconds, because a process group times out after minutes without one.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="rank 0") as thread:
+            running = [thread.submit(call)] if self.rank == 0 else []
+            while self.all_reduce_sum({"left": len(wait(running, timeout=SYNC_INTERVAL_S).not_done)})["left"]:
+                pass
+        for each in running:
+            each.result()
 
     def all_to_all(self, message: Tensor, sizes: list[int], expected: list[int]) -> Tensor:
         """Send runs of a (N,) tensor, of these numbers of elements, to the ranks in order; returns what they sent to

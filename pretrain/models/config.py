@@ -165,13 +165,13 @@ class EncoderConfig(StackConfig):
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training
     text, so that training begins at the unigram model's loss and its first steps are not spent on learning it.
     With `init_from`, only for a Hugging Face model without this layer."""
-    attention_init: Annotated[Literal["random", "neighbours"], UPDATES | FINE_TUNING] = "random"
-    """neighbours: the position embeddings begin as sinusoids, and each head of the first layer attends to the tokens 1,
+    attention_init: Annotated[Literal["random", "neighbors"], UPDATES | FINE_TUNING] = "random"
+    """neighbors: the position embeddings begin as sinusoids, and each head of the first layer attends to the tokens 1,
     2, … positions before or after each token. Small masked models learn from far fewer tokens with it. With `init_from`
     it applies only to the random weights that evaluation compares with."""
 
     @model_validator(mode="after")
-    def _neighbours_have_positions(self) -> "EncoderConfig":
+    def _neighbors_have_positions(self) -> "EncoderConfig":
         if self.attention_init != "random" and self.positions == "relative":
             raise UserError(
                 f"attention_init={self.attention_init} begins with position embeddings, and positions=relative has "

@@ -7,6 +7,7 @@ differ in masks and order, not in pairs.
 
 import logging
 import random
+from array import array
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,6 @@ SPECIALS_PER_PAIR = 3
 DOCUMENT_COLUMNS = [0, 3]
 """The columns of the index that hold document numbers."""
 
-_Pair = tuple[int, int, int, int, int, int, int]
-
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
     """All pairs of a set of documents: int64 (samples, 7), (document, start, stop) twice, and 1 if random or swapped.
@@ -43,7 +42,7 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     """
     rng = random.Random(key)
     room = seq_len - SPECIALS_PER_PAIR
-    pairs: list[_Pair] = []
+    pairs = array("q")
     if objective.name == "mlm+nsp":
         if len(documents) < 2:
             raise UserError(
@@ -59,8 +58,8 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
                 "sentence-order prediction needs documents of two sentences or more, and there is none; prepare longer "
                 "documents, or set objective.name=mlm"
             )
-        log.info("%d pairs; %d sentences, each alone at the end of a document, are in none", len(pairs), alone)
-    return np.array(pairs, np.int64).reshape(-1, 7)
+        log.info("%d pairs; %d sentences, each alone at the end of a document, are in none", len(pairs) // 7, alone)
+    return np.frombuffer(pairs, np.int64).reshape(-1, 7)
 
 
 def _target_length(room: int, rng: random.Random) -> int:
@@ -68,7 +67,7 @@ def _target_length(room: int, rng: random.Random) -> int:
     return room if rng.random() >= SHORT_SHARE else 2 + int(rng.random() * (room - 1))
 
 
-def _add_nsp_pairs(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> None:
+def _add_nsp_pairs(documents: Documents, document: int, room: int, rng: random.Random, pairs: "array[int]") -> None:
     bounds = [0, *documents.sentence_ends(document).tolist()]
     sentences = len(bounds) - 1
     target = _target_length(room, rng)
@@ -89,12 +88,12 @@ def _add_nsp_pairs(documents: Documents, document: int, room: int, rng: random.R
         else:
             other, b = document, (bounds[split], bounds[at + 1])
         a, b = _cut_to_fit(a, b, room, rng)
-        pairs.append((document, *a, other, *b, int(is_random)))
+        pairs.extend((document, *a, other, *b, int(is_random)))
         at += 1
         first = at
 
 
-def _add_sop_pairs(documents: Documents, document: int, room: int, rng: random.Random, pairs: list[_Pair]) -> int:
+def _add_sop_pairs(documents: Documents, document: int, room: int, rng: random.Random, pairs: "array[int]") -> int:
     """Add pairs of two sentences or more; returns the number of sentences that are left over, 0 or 1.
 
     The original pairs a single sentence with a segment of another document, which is a different task.
@@ -111,7 +110,7 @@ def _add_sop_pairs(documents: Documents, document: int, room: int, rng: random.R
         is_swapped = rng.random() < SWAPPED_SHARE
         if is_swapped:
             a, b = b, a
-        pairs.append((document, *a, document, *b, int(is_swapped)))
+        pairs.extend((document, *a, document, *b, int(is_swapped)))
         first = at + 1
     return int(first < sentences)
 

@@ -1,4 +1,4 @@
-"""LAMB that stays LAMB under ZeRO, on slices of parameters in flat buffers.
+"""LAMB for ZeRO's flat buffers: trust ratios use the norms of whole tensors.
 
 Algorithm 2 of You et al. 2020 (arXiv 1904.00962). Under ZeRO an optimizer gets flat buffers that hold slices of the
 model's tensors; other ranks have the other slices. The moments and the update are elementwise, so slices are enough
@@ -46,8 +46,10 @@ class _PendingUpdate:
 class Lamb(torch.optim.Optimizer):
     """LAMB with bias correction, decoupled weight decay and a clipped trust ratio.
 
-    r = m_hat / (sqrt(v_hat) + eps) + weight_decay * w;  w <- w - lr * min(|w| / |r|, max_trust) * r, with the ratio 1
-    where either norm is 0. A group with `trust=False` (biases and norms) always has the ratio 1, which makes it AdamW.
+    r = m_hat / (sqrt(v_hat) + eps) + weight_decay * w;  w <- w - lr * min(|w| / |r|, max_trust_ratio) * r
+
+    The ratio is 1 where either norm is 0. A group with `trust=False` (biases and norms) always has the ratio 1, which
+    makes it AdamW.
 
     State of a parameter (here: flat buffer), as torch.optim.AdamW's: `step`, float32 () on the CPU; `exp_avg` and
     `exp_avg_sq`, float32, like the parameter. Parameters and gradients are float32. A step never waits for the GPU.
@@ -60,15 +62,15 @@ class Lamb(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
-        max_trust: float,
+        max_trust_ratio: float,
     ) -> None:
-        """`params` are tensors or parameter groups; a group may set `trust` and all arguments but `max_trust`.
+        """`params` are tensors or parameter groups; a group may set `trust` and all arguments but `max_trust_ratio`.
 
         Args:
-            max_trust: Upper bound of the trust ratios.
+            max_trust_ratio: Upper bound of the trust ratios.
         """
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust": True})
-        self._max_trust = max_trust
+        self._max_trust = max_trust_ratio
         self._names: list[str] = []
         self._layouts: dict[Tensor, _Layout] = {}
         self._all_reduce: Callable[[Tensor], None] | None = None

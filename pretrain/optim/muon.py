@@ -1,8 +1,8 @@
-"""Muon that stays Muon under ZeRO: every matrix is orthogonalized as a whole, by one of the ranks.
+"""Muon for ZeRO's flat buffers: each matrix is orthogonalized whole, on one rank.
 
 Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), as torch.optim.Muon has it. Under ZeRO an optimizer gets
 flat buffers that hold slices of the model's tensors. The momentum is elementwise, so slices are enough for it; the
-orthogonalization needs the whole matrix. Each matrix is dealt to one rank: the others send it their slices of the
+orthogonalization needs the whole matrix. Each matrix is assigned to one rank: the others send it their slices of the
 momentum and get their slices of the update back, in one exchange each way for all matrices. A rank that holds most of a
 matrix gets it, as long as the work stays even.
 """
@@ -19,13 +19,13 @@ from multihop.pretrain.optim.norms import squared_norms
 from multihop.pretrain.optim.slices import Slice, fused_adamw
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic Newton-Schulz iteration (Jordan et al. 2024): of the greatest slope at zero with which the singular
-values end between 0.7 and 1.2."""
+"""Coefficients of the quintic Newton-Schulz iteration (Jordan et al. 2024): steepest at zero, with singular values that
+end between 0.7 and 1.2."""
 _ITERATIONS = 5
 _EPS = 1e-7
 _ELEMENTS_AT_ONCE = 2**24
 """Elements of matrices of one shape that are orthogonalized as one batch."""
-_UNEVEN = 1.1
+_MAX_IMBALANCE = 1.1
 """How much more than its equal share of the work a rank may get, so that less is sent."""
 
 Span = tuple[str, int, int]
@@ -36,7 +36,7 @@ numbers of elements."""
 
 
 @dataclass(frozen=True)
-class Together:
+class StepGroup:
     """Matrices that one call of `step` updates: all of the model's or, in ZeRO stage 3, those of a sub-group."""
 
     flats: Sequence[Tensor]
@@ -57,7 +57,7 @@ class _Exchange:
 
         Args:
             slice_of: Returns a slice that is sent, flat.
-            empty: Without elements, of the type and on the device of what is sent.
+            empty: An empty tensor with the dtype and device of the exchanged slices.
         """
         order = [span for spans in self.received for span in spans]
         received = all_to_all(
@@ -72,7 +72,7 @@ class _Exchange:
 class _Plan:
     """How the matrices of a call of `step` are updated."""
 
-    dealt: dict[str, list[Span]]
+    assigned: dict[str, list[Span]]
     """The matrices that this rank orthogonalizes, and the slices that make them up."""
     momenta: _Exchange
     updates: _Exchange
@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
         """`params` are tensors or parameter groups; a group may set `muon` and all arguments.
 
         Args:
-            betas, eps: Of AdamW.
+            betas, eps: AdamW's.
             scale: Returns the factor of an update for the numbers of rows and columns of its matrix.
         """
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -115,7 +115,7 @@ class Muon(torch.optim.Optimizer):
 
     def bind(
         self,
-        calls: Sequence[Together],
+        calls: Sequence[StepGroup],
         slices: Sequence[Slice],
         held: Sequence[Sequence[Span]],
         rank: int,
@@ -199,7 +199,7 @@ class Muon(torch.optim.Optimizer):
             name: torch.cat([received[s] if s in received else momenta[s].to(empty) for s in spans])
             if len(spans) > 1
             else (received[spans[0]] if spans[0] in received else momenta[spans[0]].to(empty))
-            for name, spans in plan.dealt.items()
+            for name, spans in plan.assigned.items()
         }
         updates = orthogonalize_all({name: flat.view(self._shapes[name]) for name, flat in whole.items()})
 
@@ -236,7 +236,9 @@ class Muon(torch.optim.Optimizer):
         return self._scratch
 
 
-def deal(shapes: Mapping[str, tuple[int, int]], held: Mapping[str, Sequence[int]], world_size: int) -> dict[str, int]:
+def assign_matrices(
+    shapes: Mapping[str, tuple[int, int]], held: Mapping[str, Sequence[int]], world_size: int
+) -> dict[str, int]:
     """The rank that orthogonalizes each matrix: the one that holds most of it, unless that makes the work uneven.
 
     Args:
@@ -244,7 +246,7 @@ def deal(shapes: Mapping[str, tuple[int, int]], held: Mapping[str, Sequence[int]
     """
     costs = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
     ranks = range(world_size)
-    limit = _UNEVEN * max(sum(costs.values()) / world_size, max(costs.values(), default=0))
+    limit = _MAX_IMBALANCE * max(sum(costs.values()) / world_size, max(costs.values(), default=0))
     loads, workers = [0 for _ in ranks], {}
     for name in sorted(costs, key=lambda name: -costs[name]):
         most = max(ranks, key=lambda rank: (held[name][rank], -loads[rank]))
@@ -264,8 +266,8 @@ def _plan(
     """
     ranks = range(world_size)
     numels = {name: [sum(span[2] for span in spans) for spans in of_ranks] for name, of_ranks in held.items()}
-    workers = deal(shapes, numels, world_size)
-    dealt = [[name for name in shapes if workers[name] == worker] for worker in ranks]
+    workers = assign_matrices(shapes, numels, world_size)
+    assigned = [[name for name in shapes if workers[name] == worker] for worker in ranks]
 
     def sources(name: str) -> list[list[Span]]:
         """By rank, the slices that make up what the worker orthogonalizes: its own alone, if it holds the matrix."""
@@ -279,15 +281,15 @@ def _plan(
     return _Plan(
         {
             name: sorted((span for spans in sources(name) for span in spans), key=lambda span: span[1])
-            for name in dealt[rank]
+            for name in assigned[rank]
         },
         _Exchange(
-            of_others(lambda to: [span for name in dealt[to] for span in sources(name)[rank]]),
-            of_others(lambda of: [span for name in dealt[rank] for span in sources(name)[of]]),
+            of_others(lambda to: [span for name in assigned[to] for span in sources(name)[rank]]),
+            of_others(lambda of: [span for name in assigned[rank] for span in sources(name)[of]]),
         ),
         _Exchange(
-            of_others(lambda to: [span for name in dealt[rank] for span in held[name][to]]),
-            of_others(lambda of: [span for name in dealt[of] for span in held[name][rank]]),
+            of_others(lambda to: [span for name in assigned[rank] for span in held[name][to]]),
+            of_others(lambda of: [span for name in assigned[of] for span in held[name][rank]]),
         ),
     )
 

@@ -29,7 +29,7 @@ def moments_of(config: OptimizerConfig, name: str, shape: tuple[int, ...]) -> tu
 def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
     """Whether Muon updates a parameter: a matrix of a layer, and not an embedding, such as that of distances."""
     in_layer = re.match(r"\w+\.\d+\.", name) is not None
-    return in_layer and len(shape) == 2 and not name.endswith("distance.weight")
+    return in_layer and len(shape) == 2 and min(shape) > 1 and not name.endswith("distance.weight")
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -57,7 +57,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     if config.name == "lamb":
         for group, trust in zip(groups, (True, False), strict=True):
             group["trust"] = trust
-        return Lamb(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, max_trust=config.max_trust)
+        return Lamb(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, max_trust_ratio=config.max_trust_ratio)
     if not hidden:
         raise UserError(
             "optimizer.name=muon updates the matrices of layers, and this model has none; set adamw or lamb"

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from multihop.common.config import COMPATIBILITY, DATA, LOCATION, ORDER, UPDATES, Section, effect_of, select_by_effect
 from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
@@ -92,7 +94,21 @@ def fill_recorded_part(recorded: dict[str, Any]) -> dict[str, Any]:
         UserError: It has unknown keys or values.
     """
     data = {"data": recorded["data"]} if "data" in recorded else {}
-    return recorded_part(TrainingConfig.model_validate({**recorded, "data": None})) | data
+    try:
+        config = TrainingConfig.model_validate({**recorded, "data": None})
+    except ValidationError as error:
+        raise unreadable_recipe(error) from None
+    return recorded_part(config) | data
+
+
+def unreadable_recipe(error: ValidationError) -> UserError:
+    """What to say of a checkpoint whose recipe has keys or values that this version does not have."""
+    first = error.errors()[0]
+    key, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+    return UserError(
+        f"the checkpoint records a recipe that this version cannot read ({key}: {reason}); use the version that wrote "
+        "it"
+    )
 
 
 def _is_within(key: str, parts: Iterable[str]) -> bool:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_file
 from multihop.common.storage import open_folder
@@ -13,6 +15,7 @@ from multihop.pretrain.config import PhaseConfig
 from multihop.pretrain.data.phases import model_after
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.run.changes import unreadable_recipe
 from multihop.pretrain.run.files import checkpoints_of, read_config
 
 
@@ -140,6 +143,9 @@ def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
     if saved.recipe is None:
         config = read_config(run_dir)
         return model_after(config.model, config.phases, saved.step)
-    model = parse_model_config(saved.recipe["model"])
-    phases = [PhaseConfig.model_validate(phase) for phase in saved.recipe.get("phases", ())]
+    try:
+        model = parse_model_config(saved.recipe["model"])
+        phases = [PhaseConfig.model_validate(phase) for phase in saved.recipe.get("phases", ())]
+    except ValidationError as error:
+        raise unreadable_recipe(error) from None
     return model_after(model, phases, saved.step) if phases else model

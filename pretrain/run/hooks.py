@@ -85,7 +85,11 @@ def read_trace_request(request: Path) -> int:
     except OSError as error:
         log.warning("%s cannot be read: %s", request, error.strerror)
         text = b""
-    request.unlink()
+    try:
+        request.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed, so it is ignored: %s", request, error.strerror)
+        return 0
     number = re.fullmatch(rb"\s*([0-9]{1,6})\s*", text)
     if number and int(number[1]) > 0:
         return int(number[1])

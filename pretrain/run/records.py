@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import platform
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 
 from multihop.common.files import add_path_to_disk_full_error
 from multihop.common.json_lines import Row, append_row
-from multihop.common.machine import datasheet_rate
+from multihop.common.machine import cpu_model, datasheet_rate
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.environment import TIMES
@@ -108,7 +107,7 @@ def append_launch(
         rejected: Sentences about newer checkpoints that were rejected.
         rate: Measured floating-point operations per second of a matrix product on this rank's device.
     """
-    device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.processor() or "CPU"
+    device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else cpu_model()
     datasheet = datasheet_rate(device)
     row = {
         "launch_id": launch_id,

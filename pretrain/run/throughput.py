@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from multihop.common.json_lines import Row
+from multihop.common.machine import datasheet_rate
 from multihop.pretrain.data.batches import RankBatch
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.objectives.batch import Batch
@@ -42,7 +43,7 @@ class ThroughputMeter:
         self.flops += totals["flops"]
 
     def rates(self, peak_flops: float, device: torch.device) -> Row:
-        """Metrics of the counted steps; `mfu` is the fraction of `peak_flops`, the rate of all ranks' devices."""
+        """Metrics of the counted steps; `mfu` is the fraction of `peak_flops`, the peak rate of all ranks' devices."""
         elapsed = time.monotonic() - self.started
         return {
             "tokens_per_s": self.tokens / elapsed,
@@ -51,6 +52,19 @@ class ThroughputMeter:
             "mfu": self.flops / elapsed / peak_flops,
             **usage(device, time.process_time() - self.cpu_started, elapsed),
         }
+
+
+def peak_rate(device: torch.device, precision: str, measured: float) -> float:
+    """The peak rate of a device in FLOP/s: its datasheet's for bf16 and fp16 on a known GPU, or else that of a large
+    matrix product, which is lower.
+
+    Args:
+        precision: `engine.precision`.
+        measured: the result of `matmul_rate`.
+    """
+    if device.type != "cuda" or precision == "fp32":
+        return measured
+    return datasheet_rate(torch.cuda.get_device_name(device)) or measured
 
 
 def step_flops(model: ModelConfig, vocab_size: int, batch: Batch) -> float:

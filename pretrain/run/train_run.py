@@ -40,6 +40,7 @@ from multihop.pretrain.run.hooks import Hooks, Tracer, read_trace_request, stop_
 from multihop.pretrain.run.load_engine import LoadedEngine, load_engine
 from multihop.pretrain.run.loop import train
 from multihop.pretrain.run.records import LaunchTimes, append_launch, metrics_writer, skipped_writer, sync_metrics
+from multihop.pretrain.run.throughput import peak_rate
 
 _LOCK_TIMEOUT_S = 90.0
 """Seconds to wait for the lock: the ranks of a killed driver may take a moment to exit."""
@@ -80,8 +81,9 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
 
     rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
     share_of_node = 1 / int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
-    totals = ranks.all_reduce_sum({"rate": rate, "nodes": share_of_node})
-    peak_flops = totals["rate"]
+    peak = peak_rate(ranks.device, config.engine.precision, rate)
+    totals = ranks.all_reduce_sum({"peak": peak, "nodes": share_of_node})
+    peak_flops = totals["peak"]
     sizes = micro_batch_sizes(config, run_dir, ranks, shard_request_dir)
     batches = BatchBuilder.open(
         config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, shard_request_dir
@@ -144,13 +146,16 @@ def _resolve_resume(run_dir: Path, config: TrainingConfig, data: TokenDataset, r
     saved, rejected = newest_good_shared(checkpoints, ranks)
     if saved:
         check_steps_left(run_dir, config, saved.step)
-    if ranks.rank == 0:
+
+    def sweep_and_build() -> None:
         swept = sweep(checkpoints, saved.step if saved else None, f"{run_id[:8]}-{launch:08x}")
         for sentence in rejected + swept:
             log.warning(sentence)
         if SUPERVISED not in os.environ:  # else the driver has built them
             build_indexes(run_dir / "index", data, config)
             build_word_vectors(run_dir / "index", data, config.model)
+
+    ranks.run_on_rank_zero(sweep_and_build)
     launch = ranks.broadcast(launch)
     run = ranks.broadcast(int(run_id[:8] or "0", 16))
     return _Resume(saved.step if saved else -1, f"{launch:08x}", f"{run:08x}", run_id, rejected)

@@ -1,4 +1,4 @@
-"""A Ray that several files of tests use."""
+"""A local Ray that several test files use."""
 
 import os
 from collections.abc import Iterator

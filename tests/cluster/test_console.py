@@ -1,4 +1,4 @@
-"""The progress of long work, as a terminal shows it."""
+"""The progress of long operations, as a terminal shows it."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ with progress_line("pretrain ") as line:
 
 
 def on_terminal(code: str, columns: int) -> list[str]:
-    """What a program writes to a terminal of this width, line by line, without control codes."""
+    """Return the lines that a program writes to a terminal of this width, without control codes."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1"}

@@ -1,9 +1,9 @@
 """What each key of a recipe decides is declared once, on its field."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from multihop.cluster.runs.recipe import Recipe
 from multihop.common.config import (
@@ -34,6 +34,23 @@ class Outer(Section):
     several: list[Inner] = Field(default=[Inner(), Inner(rows=5)])
     perhaps: Annotated[Plain | None, DATA] = None
     free: Annotated[dict[str, int], SPEED | COMPATIBILITY] = Field(default={"x": 1})
+
+
+class Numbers(Section):
+    several: tuple[int, ...] = ()
+    pair: tuple[float, float] = (0.0, 1.0)
+    perhaps: Annotated[Annotated[float, Field(ge=0.0)] | None, DATA] = None
+    either: bool | int = 0
+
+
+@pytest.mark.parametrize("content", [{"several": [3, True]}, {"pair": [False, 0.5]}, {"perhaps": True}])
+def test_true_and_false_are_no_numbers_wherever_they_stand(content: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"(several=true|pair=false|perhaps=true) is not a number"):
+        Numbers.model_validate(content)
+
+
+def test_true_is_taken_where_it_is_meant() -> None:
+    assert Numbers.model_validate({"either": True, "several": [0, 1]}).either is True
 
 
 def test_every_key_of_a_recipe_declares_what_it_decides() -> None:

@@ -1,5 +1,7 @@
 """Rows that are uploaded through a store."""
 
+import resource
+import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -106,6 +108,29 @@ def test_segments_that_a_killed_reader_left_beside_their_merger_are_read_once(tm
         (remote / name).write_bytes(content)
     JournalReader(open_folder(str(remote)), tmp_path, NAMES).read()
     assert (tmp_path / NAMES[0]).read_text() == "0\n1\n2\n3\n" and len(list(remote.iterdir())) == 1
+
+
+def test_a_full_disk_leaves_no_part_of_a_segment(tmp_path: Path) -> None:
+    (tmp_path / "rank").mkdir()
+    (tmp_path / "local").mkdir()
+    rows = "".join(f"{number:08d}\n" for number in range(1000))
+    writer = JournalWriter(open_folder(str(tmp_path / "remote")), 1, tmp_path / "rank", NAMES)
+    (tmp_path / "rank" / NAMES[0]).write_text(rows)
+    writer.close()
+    reader = JournalReader(open_folder(str(tmp_path / "remote")), tmp_path / "local", NAMES)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError):
+                reader.read()
+            assert (tmp_path / "local" / NAMES[0]).stat().st_size == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    reader.read()
+    assert (tmp_path / "local" / NAMES[0]).read_text() == rows
 
 
 def test_only_what_is_appended_from_now_on_is_uploaded(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small made-up text: every document is a few sentences of invented words, decided by its number."""
+"""Small made-up texts: every document is a few sentences of invented words, which depend on its number."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def _document(number: int) -> str:
 
 @pytest.fixture(scope="session")
 def document() -> Callable[[int], str]:
-    """number -> text of a document; other numbers, other texts."""
+    """A function that returns the text of a document by its number; each number gives another text."""
     return _document
 
 
@@ -63,18 +63,21 @@ def tok() -> TokenizerConfig:
 
 @pytest.fixture
 def planted(tmp_path: Path) -> tuple[DataConfig, dict[str, str]]:
-    """What `planted_in` makes, in a folder of the test's own."""
+    """The result of `planted_in` in a folder of the test's own."""
     return _planted(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def planted_in() -> Callable[[Path], tuple[DataConfig, dict[str, str]]]:
-    """folder -> recipe, texts by name: see `_planted`."""
+    """The function `_planted`, which takes a folder and returns a recipe and texts by name."""
     return _planted
 
 
 def _planted(folder: Path) -> tuple[DataConfig, dict[str, str]]:
-    """A corpus in two sources with documents of each fate, by name, and a recipe with all that drops some."""
+    """Write a corpus of two sources; returns a recipe with all stages that drop documents, and the texts by name.
+
+    There is a document for each outcome.
+    """
     texts = {f"plain {n}": _text(range(10 * n, 10 * n + 10)) for n in range(30)}
     texts["copy"] = texts["plain 3"]
     texts["near"] = texts["plain 4"] + " Bamo."
@@ -98,5 +101,5 @@ def _planted(folder: Path) -> tuple[DataConfig, dict[str, str]]:
 
 
 def _text(numbers: Iterable[int]) -> str:
-    """Long enough for signatures and for pieces of 200 characters."""
+    """Return a text that is long enough for signatures and for pieces of 200 characters."""
     return " ".join(_document(number) for number in numbers)

@@ -1,4 +1,4 @@
-"""Recipes of pairs: what is refused and how; and recipes of documents keep the hashes that they had before pairs."""
+"""Recipes of pairs: what is refused and how; recipes of documents keep the hashes that they had before pairs."""
 
 from typing import Any
 
@@ -70,18 +70,18 @@ def test_columns_one_and_two_of_tsv_files_are_meant_without_fields() -> None:
 def test_the_tokenizer_suits_pairs_or_documents() -> None:
     pairs = DataConfig.model_validate({"sources": [PAIRS]})
     documents = DataConfig.model_validate({"sources": [{"path": "a/"}]})
-    check_tokenizer(pairs, TokenizerConfig(special_tokens="t5", separate=True))
+    check_tokenizer(pairs, TokenizerConfig(special_tokens="t5", separate_vocabularies=True))
     check_tokenizer(pairs, TokenizerConfig(path="a.model"))
     with pytest.raises(UserError, match="special_tokens=bert lacks tokens that pairs need"):
         check_tokenizer(pairs, TokenizerConfig())
-    with pytest.raises(UserError, match="separate=true is for pairs"):
-        check_tokenizer(documents, TokenizerConfig(separate=True))
+    with pytest.raises(UserError, match="separate_vocabularies=true is for pairs"):
+        check_tokenizer(documents, TokenizerConfig(separate_vocabularies=True))
     with pytest.raises(ValidationError, match=r"tokenizer\.separate is a setting of training"):
-        TokenizerConfig(path="a.model", separate=True)
+        TokenizerConfig(path="a.model", separate_vocabularies=True)
 
 
 def test_data_sets_of_documents_that_were_prepared_before_pairs_keep_their_hashes() -> None:
-    """The digits are those of the version before pairs."""
+    """The expected hashes are those of the version before pairs."""
     data = DataConfig.model_validate(
         {
             "sources": [{"path": "texts/", "weight": 1.0}, {"path": "more.jsonl", "field": "body", "weight": 2.0}],

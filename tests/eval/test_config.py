@@ -1,4 +1,4 @@
-"""The settings of a trial, the grid of a task and the shared section declare each setting alike."""
+"""The settings of a trial, the grid of a task and the shared section declare each setting in the same way."""
 
 from typing import Any, get_args
 
@@ -15,7 +15,7 @@ def _affects(field: FieldInfo) -> list[Effect]:
 
 
 def _json_type(section: type[BaseModel], name: str) -> Any:
-    """The JSON schema of one value of a setting, with its limits."""
+    """Return the JSON schema of one value of a setting, with its limits."""
     schema = section.model_json_schema()["properties"][name]
     (schema,) = [each for each in schema.get("anyOf", [schema]) if each != {"type": "null"}]
     schema = schema["items"] if schema.get("type") == "array" else schema

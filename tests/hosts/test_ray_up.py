@@ -41,6 +41,7 @@ def test_the_shipped_configuration_is_brought_up_used_and_taken_down(hosts: Host
     # The machines have it installed already: what set-up would install is what these tests run with.
     for host in (HEAD, WORKER):
         ssh.run(host, f"mkdir -p ~/multihop && ln -s {Path(sys.executable).parents[1]} ~/multihop/.venv")
+        ssh.run(host, "touch ~/.multihop-constraints.txt")
     config = yaml.safe_load((ROOT / "docs" / "clusters" / "existing-machines.yaml").read_text())
     config["cluster_name"] = f"test-{secrets.token_hex(4)}"  # Ray remembers clusters by name
     config["provider"] |= {"head_ip": hosts.addresses[HEAD], "worker_ips": [hosts.addresses[WORKER]]}

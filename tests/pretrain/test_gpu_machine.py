@@ -1,4 +1,4 @@
-"""What a machine with a GPU runs, on which neither Ray nor MLflow nor the libraries for text may be installed."""
+"""Code for machines with a GPU, which may have neither Ray nor MLflow nor the libraries for text."""
 
 import subprocess
 import sys

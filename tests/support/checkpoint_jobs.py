@@ -7,7 +7,7 @@ from multihop.pretrain.engine.ranks import Ranks
 
 
 def choose(ranks: Ranks, checkpoints: str) -> tuple[int | None, list[str]]:
-    """The step of the newest good checkpoint, and why newer ones were rejected."""
+    """Return the step of the newest good checkpoint, and why newer ones were rejected."""
     found, rejected = newest_good_shared(checkpoints, ranks)
     return found.step if found else None, rejected
 

@@ -1,4 +1,4 @@
-"""A report of a cluster on which nothing is wrong, for tests to change."""
+"""A report of a healthy cluster, for tests to change."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ GPU = {
 
 
 def healthy(names: tuple[str, ...] = ("one", "two", "three"), gpu: bool = False) -> dict[str, Any]:
-    """The first node is the head."""
+    """Return the report of a healthy cluster of these nodes; the first one is the head."""
     pairs = [[name] for name in names] + [list(pair) for pair in pairwise(names)]
     return {
         "nodes": {name: _node(name, name == names[0], gpu) for name in names},

@@ -11,7 +11,7 @@ import pytest
 def three_way_combinations(combinations: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     """Return a 3-way covering array: any three values that occur together in `combinations` do so in what is returned.
 
-    So a fault that takes three settings together is seen.
+    It shows any fault that needs three settings at once.
     """
     shuffled = list(combinations)
     random.Random(0).shuffle(shuffled)

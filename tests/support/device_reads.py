@@ -1,8 +1,8 @@
-"""Counts how often a training step makes the host wait for the device, on a machine that has no device.
+"""Count how often a training step makes the host wait for the device, on a machine that has no device.
 
-What is computed from weights, gradients or the optimizer's state is a stand-in for what would be on the device; what
-was copied to the host is not. On a device the host waits when it reads a value (item(), tolist(), bool(), cpu(), a
-shape that depends on values), when it uploads a value with torch.tensor(..., device=...), and in synchronize().
+Tensors that are computed from weights, gradients or the optimizer's state stand in for tensors on the device; tensors
+that were copied to the host do not. On a device the host waits when it reads a value (item(), tolist(), bool(), cpu(),
+a shape that depends on values), when it uploads a value with torch.tensor(..., device=...), and in synchronize().
 """
 
 import gc
@@ -27,13 +27,13 @@ _READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select"}
 
 
 class DeviceReads(TorchDispatchMode):
-    """While active, counts in `counts`: reads, uploads and synchronize, and collectives by name."""
+    """Counts reads, uploads, calls of synchronize, and collectives by name in `counts` while it is active."""
 
     def __init__(self, on_device: Iterable[Tensor]) -> None:
         super().__init__()
         self.counts = Counter[str]()
         self._on_device: dict[int, torch.UntypedStorage] = {}
-        """By address; kept alive, so that no other storage takes an address."""
+        """Storages by address, kept alive so that no other storage gets the same address."""
         self._counting = True
         self._mark(on_device)
 
@@ -52,7 +52,7 @@ class DeviceReads(TorchDispatchMode):
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Active, and counting what does not pass through torch's dispatcher."""
+        """Activate it, and also count what does not pass through torch's dispatcher."""
         from deepspeed import get_accelerator
 
         make = torch.tensor
@@ -104,7 +104,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def reads_of_steps(ranks: Ranks, run_dir: Path) -> list[dict[str, int]]:
-    """Run the worker; what each step counted, from the end of the update before it to the end of its own."""
+    """Run the worker; returns the counts of each step, from the end of the update before it to the end of its own."""
     steps: list[dict[str, int]] = []
     train, step = train_run.train, Engine.step
 
@@ -140,7 +140,7 @@ def _on_device(engine: Engine) -> Iterator[Tensor]:
 
 
 def write_recipe(run_dir: Path, data: Path, content: dict[str, Any]) -> Path:
-    """A run directory for `reads_of_steps`."""
+    """Make a run directory for `reads_of_steps`."""
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "data").symlink_to(data)
     (run_dir / "recipe.json").write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Writes the plan of an evaluation that never ran."""
+"""Write the plan of an evaluation that was not run."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Ends the test processes with the exit status of the tests, not in the tear-down of native libraries.
+"""End the test processes with the exit status of the tests, without the tear-down of native libraries.
 
-Arrow's S3 client, gloo and Ray's core worker keep threads of their own. The interpreter crashed while it was torn down,
-in a run whose tests had all passed. A thread that would keep a process alive is named, and is a failure.
+Arrow's S3 client, gloo and Ray's core worker keep threads of their own. The interpreter crashed in its tear-down after
+a run whose tests had all passed. A thread that would keep a process alive is reported as a failure.
 """
 
 import atexit
@@ -35,15 +35,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    """One of several processes has ended; what it told, unless it crashed."""
+    """Collect the threads that an ended test process reported; one that crashed reported none."""
     _left.extend(getattr(node, "workeroutput", {}).get(_LEFT, []))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End as the interpreter would, up to the tear-down: what is registered for the exit is done."""
+    """Exit as the interpreter would, but without its tear-down: functions registered for the exit are called."""
     if hasattr(config, "workeroutput"):
-        return  # its exit status counts for nothing
+        return  # its exit status is not used
     atexit._run_exitfuncs()
     status = _status
     if _left:

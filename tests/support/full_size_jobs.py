@@ -22,13 +22,13 @@ from multihop.pretrain.run.load_engine import restore
 def go_on(
     ranks: Ranks, settings: dict[str, Any], vocab_size: int, checkpoints: str | None, first: int, steps: int, out: str
 ) -> dict[str, Any]:
-    """Steps `first` to `first + steps - 1` of a training, of which the last is saved to `out`.
+    """Run steps `first` to `first + steps - 1` of a training, and save the state after the last one to `out`.
 
     Args:
-        checkpoints: where the checkpoint of step `first` is; None: begin with first weights.
+        checkpoints: folder of the checkpoint of step `first`; None: begin with initial weights.
 
     Returns:
-        Per step the loss and the gradient's norm; the trust ratios of the last step; the hash of this rank's state.
+        The loss and the gradient's norm of each step; the trust ratios of the last step; the hash of this rank's state.
     """
     config = TrainingConfig.model_validate(settings)
     model = build_model_on_meta(config.model, vocab_size)

@@ -1,4 +1,4 @@
-"""Hashes of a rank's batches: samples, masks and segments are the same if these are."""
+"""Hashes of a rank's batches: samples, masks and segments are equal if their hashes are."""
 
 import hashlib
 import typing
@@ -29,7 +29,7 @@ def config_of(
 
 
 def sequence_hashes(step: RankBatch) -> list[str]:
-    """A hash for each sequence of a rank's step of all that the model gets of it, in their order."""
+    """Return a hash for each sequence of a rank's step, in order, over all that the model gets of it."""
     found, samples = [], 0
     for batch in step.micro_batches:
         if not any(batch.counts.values()):
@@ -56,7 +56,7 @@ def sequence_hashes(step: RankBatch) -> list[str]:
                 elif name in ("is_random_next", "is_swapped"):
                     part = values[number : number + 1]
                 else:
-                    assert len(values) == cu_seqlens[-1], name  # what else is of another length has to be told here
+                    assert len(values) == cu_seqlens[-1], name  # an input of another length needs a case above
                     part = values[start:stop]
                 assert part.dtype == np.int64
                 digest.update(name.encode() + np.ascontiguousarray(part).tobytes())

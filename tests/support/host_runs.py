@@ -1,4 +1,4 @@
-"""Runs over hosts of this machine, with the driver on the first."""
+"""Runs on several hosts of this machine, with the driver on the first."""
 
 import subprocess
 import sys
@@ -20,11 +20,11 @@ SAME_BUT_FOR_ROUNDING = (
     "phases[0].schedule=constant",
     "phases[0].warmup_ratio=0",
 )
-"""With these, the losses of another number of ranks differ by rounding alone, and do not depend on the last step."""
+"""Overrides with which losses on other numbers of ranks differ by rounding alone, whatever the last step is."""
 
 
 def wait_for(condition: Callable[[], Any], output: Path) -> None:
-    """Until the condition holds."""
+    """Wait until the condition holds; fails with the output after a time limit."""
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, output.read_text()
@@ -32,7 +32,7 @@ def wait_for(condition: Callable[[], Any], output: Path) -> None:
 
 
 def begin_on_both(hosts: Hosts, texts: Path, folder: Path, steps: int, *overrides: str) -> "subprocess.Popen[bytes]":
-    """A run named two; what its driver prints goes to output.txt."""
+    """Start Ray on both hosts and a run named two, whose driver prints to output.txt."""
     make_workplace(folder, texts, "two", steps)
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     recipe["data"]["sources"] = [{"path": str(texts.absolute())}]
@@ -43,7 +43,7 @@ def begin_on_both(hosts: Hosts, texts: Path, folder: Path, steps: int, *override
 
 
 def train(hosts: Hosts, folder: Path, *overrides: str) -> "subprocess.Popen[bytes]":
-    """`multihop train` on the first host."""
+    """Start `multihop train` on the first host."""
     place = ["--runs", str(folder / "runs"), "--address", f"{hosts.addresses[0]}:6379"]
     command = [
         sys.executable,
@@ -58,19 +58,19 @@ def train(hosts: Hosts, folder: Path, *overrides: str) -> "subprocess.Popen[byte
 
 
 def sizes(run: Path) -> list[int]:
-    """Numbers of ranks of its starts."""
+    """Return the number of ranks of each launch of a run."""
     return [row["world_size"] for row in json_lines(run / "launches.jsonl")]
 
 
 def rank_on(hosts: Hosts, host: int, run: Path) -> psutil.Process:
-    """The rank of a host, without its data workers."""
+    """Return the rank of a host, which is not one of its data workers."""
     ranks = [process for process in hosts.processes(host) if run_of_rank(process) == str(run)]
     pids = {process.pid for process in ranks}
     return next(process for process in ranks if process.ppid() not in pids)
 
 
 def assert_as_undisturbed(hosts: Hosts, folder: Path, run: Path) -> None:
-    """The losses of a run that was stopped are those of one that nobody disturbed, on one rank."""
+    """Assert that a stopped run has the losses of an uninterrupted run on one rank, up to rounding."""
     last, output = max(losses(run)), folder / "output.txt"
     alike = ("name=undisturbed", "cluster.workers=1", f"phases[0].steps={last}")
     assert train(hosts, folder, *SAME_BUT_FOR_ROUNDING, *alike).wait(timeout=300) == 0, output.read_text()

@@ -37,7 +37,7 @@ def config_of(family: str, layers: int, hidden: int, heads: int, max_positions: 
 
 @torch.no_grad()
 def roughen(model: torch.nn.Module, seed: int = 0) -> None:
-    """Weights under which biases and norms count and logits differ; published initial ones make them nearly equal."""
+    """Set weights with which biases and norms matter and logits differ, unlike with published initial weights."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=generator)
@@ -64,7 +64,7 @@ def specials_of(family: str) -> dict[str, int]:
 
 
 def save(model: Model, folder: Path, world_size: int = 2) -> str:
-    """A checkpoint of a model as some ranks write it."""
+    """Save a checkpoint of a model as several ranks would; returns its location."""
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     parts: list[dict[str, Tensor]] = []
     for rank in range(world_size):
@@ -79,7 +79,7 @@ def save(model: Model, folder: Path, world_size: int = 2) -> str:
 def theirs_of(
     config: ModelConfig, seed: int = 0, pad: int = 1, name: str | None = None, vocab_size: int = VOCABULARY
 ) -> Any:
-    """A model of transformers with random weights, configured by hand as its documentation says."""
+    """Return a model of transformers with random weights, configured by hand as its documentation says."""
     transformers = pytest.importorskip("transformers")
     if config.family.startswith("modernbert"):
         of_family = {
@@ -132,13 +132,13 @@ class Text:
     padded: dict[str, Any]
     """The keyword arguments of theirs, labels left out."""
     real: Tensor
-    """bool (B, T)."""
+    """True for tokens, False for padding; bool (B, T)."""
     labels: Tensor
-    """int64 (B, T), -100 where there is no label."""
+    """Labels, int64 (B, T); -100 where there is none."""
 
 
 def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
-    """Random tokens in sequences of these lengths, in two segments where the family has them."""
+    """Return random tokens in sequences of these lengths, in two segments if the family has them."""
     rng = np.random.default_rng(seed)
     tokens = sum(lengths)
     ids = rng.integers(5, VOCABULARY, tokens)
@@ -168,7 +168,7 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
 
 
 def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
-    """Logits of each head, and means of the losses."""
+    """Return the logits of each head, and the mean losses."""
     hidden = model.encode(text.inputs["packed"])
     sums = model(**text.inputs)
     answers = {
@@ -184,9 +184,9 @@ def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
 
 
 def their_answers(model: Any, text: Text) -> dict[str, Tensor]:
-    """The same of a model of transformers. Its own loss stands for the word loss where it computes just that."""
+    """Return the same for a model of transformers; its own loss is the word loss if it computes just that."""
     family = {names: family for family, names in CLASSES.items()}[type(model).__name__]
-    if AT_HUGGING_FACE[family].causal:  # it shifts its labels itself, and ours are any
+    if AT_HUGGING_FACE[family].causal:  # it shifts its labels itself, and ours are random
         logits = model(**text.padded).logits
         words = logits[text.real]
         return {"words": words, "word loss": F.cross_entropy(words, text.labels[text.real])}
@@ -203,5 +203,5 @@ def their_answers(model: Any, text: Text) -> dict[str, Tensor]:
 
 
 def largest_error(ours: Tensor, theirs: Tensor) -> float:
-    """max |a - b| / max |b|."""
+    """Return max |ours - theirs| / max |theirs|."""
     return float((ours - theirs).abs().max() / theirs.abs().max())

@@ -6,14 +6,14 @@ from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
 TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
-"""An encoder or a decoder alone."""
+"""Families that are an encoder or a decoder alone."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
-"""Those of them that a class of transformers loads."""
+"""Text families that a class of transformers loads."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
-"""Those of them that can have relative positions."""
+"""Text families that can have relative positions."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
-"""An encoder and a decoder, trained on pairs."""
+"""Families of an encoder and a decoder, trained on pairs."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
 TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
 TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer"]}
-"""A family by the objective that it is trained with."""
+"""One family for each objective, by the name of the objective."""

@@ -13,14 +13,14 @@ FIELDS = {"source": "en", "target": "es"}
 
 
 def pair(number: int) -> tuple[str, str]:
-    """Source and target; another number, another pair."""
+    """Return source and target; each number gives another pair."""
     rng = random.Random(number)
     words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 3))) for _ in range(rng.randint(3, 12))]
     return " ".join(words) + ".", " ".join(word[::-1] for word in words) + "."
 
 
 def write_jsonl(path: Path, pairs: Iterable[tuple[str, str]]) -> Path:
-    """JSON lines with the fields en and es."""
+    """Write JSON lines with the fields en and es; returns the path."""
     path.write_text("".join(json.dumps({"en": source, "es": target}) + "\n" for source, target in pairs))
     return path
 

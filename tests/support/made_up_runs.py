@@ -40,7 +40,7 @@ def make_run(folder: Path, layers: int, heldout: list[tuple[int, float]], trials
 
 
 def with_predictions(runs: Path, name: str, values: list[float], **other: Any) -> Path:
-    """A run with a file of predictions of 100 examples for each seed."""
+    """Make a run with a file of predictions of 100 examples for each seed."""
     run = make_run(runs / name, 2, [(0, 9.0)], [(seed, "pretrained", value) for seed, value in enumerate(values)])
     (run / "eval" / "predictions").mkdir()
     for seed, value in enumerate(values):

@@ -12,7 +12,7 @@ from multihop.data_prep.stages import documents
 
 
 def prepare_many_shards(data: DataConfig, tokenizer: TokenizerConfig, out: Path, shard_bytes: int = 1_000) -> Manifest:
-    """`prepare`, with shards of about so many bytes."""
+    """Run `prepare` with shards of about `shard_bytes` bytes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(documents, "BATCH_BYTES", 100)
         patched.setattr(shards, "SHARD_BYTES", shard_bytes)

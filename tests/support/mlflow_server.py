@@ -29,7 +29,7 @@ class MlflowServer:
     log: Path
 
     def pause(self) -> None:
-        """It accepts connections from now on, and answers none."""
+        """Suspend the server: from now on it accepts connections, but answers none."""
         os.killpg(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -38,12 +38,12 @@ class MlflowServer:
 
 @contextmanager
 def mlflow_server(folder: Path, store: str, *options: str, port: int = 0, **environment: str) -> Iterator[MlflowServer]:
-    """Serve `store`; killed at the end as by a power cut.
+    """Serve `store`; the server is killed at the end, as by a power cut.
 
     Args:
-        folder: of its log; with no other option, artifacts go to `files` in it.
-        options: of `mlflow server`.
-        environment: what the server has beside the variables of this process; "" removes one.
+        folder: folder of the log; without `options`, artifacts go to `files` in it.
+        options: options of `mlflow server`.
+        environment: variables of the server in addition to those of this process; "" removes one.
     """
     port = port or free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

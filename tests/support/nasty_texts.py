@@ -1,4 +1,4 @@
-"""Texts that tokenizers stumble over: the same for the same seed."""
+"""Texts that are difficult for tokenizers, the same for the same seed."""
 
 import random
 import sys
@@ -39,12 +39,12 @@ _SNIPPETS = (
 
 
 def nasty_texts(count: int, seed: int, spelled: Sequence[str] = ()) -> Iterator[str]:
-    """Texts of up to a few hundred characters; some contain members of `spelled`, such as added tokens."""
+    """Yield texts of up to a few hundred characters; some contain members of `spelled`, such as added tokens."""
     draw = random.Random(seed)
     by_category: dict[str, list[str]] = {}
     for code in range(sys.maxunicode + 1):
         by_category.setdefault(unicodedata.category(chr(code)), []).append(chr(code))
-    del by_category["Cs"]  # surrogates are no text
+    del by_category["Cs"]  # surrogates are not text
     categories = sorted(by_category)
 
     def part() -> str:

@@ -1,6 +1,6 @@
 """Hosts on one machine: network namespaces on a bridge, each with an address of its own.
 
-They share the disk, but for those that are given one of their own.
+They share the disk, except those that are given one of their own.
 """
 
 import os
@@ -20,10 +20,14 @@ _NOBODY = "02:00:00:00:00:99"
 
 
 class Hosts:
-    """`names[i]` has the address `addresses[i]`; all reach each other, and nothing else is reached."""
+    """`names[i]` has the address `addresses[i]`; all reach each other, and nothing else."""
 
     def __init__(self, count: int) -> None:
-        """Raises OSError where this machine has no such thing, or does not let this user make it."""
+        """Make `count` hosts.
+
+        Raises:
+            OSError: this machine has no network namespaces, or does not let this user make them.
+        """
         self._tag = f"mh{secrets.token_hex(2)}"
         self._bridge = f"{self._tag}br"
         self._folder = tempfile.TemporaryDirectory(prefix="mh-", ignore_cleanup_errors=True)
@@ -53,7 +57,7 @@ class Hosts:
         return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **more}
 
     def give_disk(self, host: int) -> Path:
-        """From now on the host's commands have another, empty /tmp: no file of the others' is there. Where it lies."""
+        """Give the host's commands an empty /tmp of their own from now on; returns the folder that is mounted there."""
         disk = Path(self._folder.name) / f"disk-{host}"
         disk.mkdir()
         self._disks[host] = disk
@@ -78,16 +82,16 @@ class Hosts:
     def start_ray(
         self, host: int, output: Path, cpus: int, dashboard: bool = False, one_core: bool = False, **environment: str
     ) -> None:
-        """`ray start` on a host: the head on the first, with or without a dashboard, which the others join.
+        """Run `ray start` on a host: the first one is the head, with or without a dashboard; the others join it.
 
         Args:
-            one_core: the host has one, so that a rank computes with one thread, as ranks do that share this machine.
+            one_core: give the host one core, so that a rank has one thread, like ranks that share this machine.
         """
         head = ["--head", "--port=6379", f"--include-dashboard={str(dashboard).lower()}", "--dashboard-host=127.0.0.1"]
         role = head if host == 0 else [f"--address={self.addresses[0]}:6379"]
         ray = str(Path(sys.executable).with_name("ray"))
         command = [ray, "start", *role, f"--node-ip-address={self.addresses[host]}", f"--num-cpus={cpus}"]
-        # A folder of its own: not that of another Ray of this machine. A short one: the names of sockets lie in it.
+        # The folder must not be that of another Ray of this machine, and short, because paths of sockets begin with it.
         folder = [f"--temp-dir={self._folder.name}"] if host == 0 else []
         options = ["--object-store-memory=100000000", "--disable-usage-stats", *folder]
         pinned = ["taskset", "-c", str(sorted(os.sched_getaffinity(0))[host])] if one_core else []
@@ -96,16 +100,16 @@ class Hosts:
             raise AssertionError(output.read_text())
 
     def lose_power(self, host: int) -> None:
-        """The host is gone from one moment to the next: nobody is told that its connections are."""
+        """Make the host disappear at once, without closing its connections."""
         _ip("-n", self.names[host], "link", "set", "eth0", "down")
         self._end(host)
 
     def restore_power(self, host: int) -> None:
-        """Its network is there again, and no process."""
+        """Restore the network of a host, on which no process runs."""
         _ip("-n", self.names[host], "link", "set", "eth0", "up")
 
     def cut(self, host: int, other: int) -> None:
-        """Nothing that two hosts send each other arrives any more, and neither is told."""
+        """Drop all that two hosts send each other, without telling either of them."""
         for one, two in ((host, other), (other, host)):
             neighbour = ["to", self.addresses[two], "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent"]
             _ip("-n", self.names[one], "neighbour", "replace", *neighbour)
@@ -116,15 +120,15 @@ class Hosts:
             _ip("-n", self.names[one], "neighbour", "delete", "to", self.addresses[two], "dev", "eth0")
 
     def unplug(self, host: int) -> None:
-        """Its link is down; the host is not told."""
+        """Take a host's link down without telling the host."""
         _ip("-n", self._bridge, "link", "set", self.names[host], "nomaster")
 
     def plug_in(self, host: int) -> None:
-        """Its link is up again."""
+        """Bring a host's link up again."""
         _ip("-n", self._bridge, "link", "set", self.names[host], "master", "br0")
 
     def slow_down(self, host: int, delay_s: float, loss: float) -> None:
-        """Its link delays each frame, both ways, and loses a share of them."""
+        """Delay each frame on a host's link, both ways, and lose a share of them."""
         self.unplug(host)
         _ip("-n", self._bridge, "link", "add", "slow", "type", "veth", "peer", "name", "port")
         _ip("-n", self._bridge, "link", "set", "port", "master", "br0")
@@ -148,7 +152,7 @@ class Hosts:
         return [psutil.Process(int(pid)) for pid in found.stdout.split() if psutil.pid_exists(int(pid))]
 
     def remove(self) -> None:
-        """End all that runs on the hosts, and take them down."""
+        """End all processes of the hosts, and remove the hosts."""
         for slow in self._slow.values():
             slow.kill()
             slow.wait()
@@ -161,7 +165,7 @@ class Hosts:
         self._folder.cleanup()
 
     def _end(self, host: int) -> None:
-        for _ in range(3):  # one that was just about to start another
+        for _ in range(3):  # a process may just have started another
             processes = self.processes(host)
             for process in processes:
                 with suppress(psutil.NoSuchProcess):

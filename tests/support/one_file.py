@@ -1,4 +1,4 @@
-"""A file read as one part, and what is said of it when it cannot be."""
+"""Read a file as one part, or return the error message if it is unreadable."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from multihop.data_prep.reading.sources import FileRange, list_files
 
 
 def rows(count: int) -> bytes:
-    """JSON lines that do not compress well, so that a file of them is unpacked in several chunks."""
+    """Return JSON lines that do not compress well, so that a file of them is decompressed in several chunks."""
     rng = random.Random(0)
     return b"".join(json.dumps({"text": str(rng.getrandbits(4000))}).encode() + b"\n" for _ in range(count))
 

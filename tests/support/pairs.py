@@ -28,12 +28,12 @@ VARIANTS: list[dict[str, Any]] = [
         )
     ),
 ]
-"""Every way in which the translating families work."""
+"""All variants of the translating families."""
 NAMES = ["-".join(str(value) for value in each.values()) for each in VARIANTS]
 
 
 def pairs_of(sources: list[int], targets: list[int], vocabulary: int = VOCABULARY, seed: int = 0) -> dict[str, Any]:
-    """The keyword arguments of `forward`: random tokens in sequences of these lengths."""
+    """Return the keyword arguments of `forward`: random tokens in sequences of these lengths."""
     generator = torch.Generator().manual_seed(seed)
     ids = [torch.randint(3, vocabulary, (sum(each),), generator=generator) for each in (sources, targets, targets)]
     return {
@@ -45,7 +45,7 @@ def pairs_of(sources: list[int], targets: list[int], vocabulary: int = VOCABULAR
 
 
 def padded(flat: Tensor, lengths: list[int], filling: int = 0) -> Tensor:
-    """(N,) -> (S, T)."""
+    """Return flat values, (N,), as padded sequences, (S, T)."""
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     out = flat.new_full(real.shape, filling)
     out[real] = flat
@@ -55,7 +55,7 @@ def padded(flat: Tensor, lengths: list[int], filling: int = 0) -> Tensor:
 def translator(
     variant: dict[str, Any], seed: int = 4, two_vocabularies: bool = False, **changes: Any
 ) -> EncoderDecoder:
-    """A model in float64 with weights under which tokens matter to one another."""
+    """Return a model in float64 with weights under which tokens influence one another."""
     config = parse_model_config({**SIZES, **variant, **changes})
     model = build_model(config, VOCABULARY, VOCABULARY + 5 if two_vocabularies else None).double()
     assert isinstance(model, EncoderDecoder)

@@ -19,11 +19,11 @@ from multihop.common.files import write_atomically
 
 PASSWORD = "correct-horse-of-the-database"
 SMALL_MB = 80
-"""Size of the file system that the small database lies on."""
+"""Size of the file system of the small database, in MB."""
 
 
 def binaries() -> Path:
-    """The folder of initdb and postgres. Skips the test if there is none, or if PostgreSQL's client is missing."""
+    """Return the folder of initdb and postgres; skips the test if it or PostgreSQL's client is missing."""
     pytest.importorskip("psycopg", reason="psycopg is missing: pip install '.[dev]'")
     found = shutil.which("initdb")
     places = (
@@ -35,7 +35,7 @@ def binaries() -> Path:
 
 
 def unprivileged() -> str | None:
-    """The user that runs PostgreSQL, which refuses root; None: this one."""
+    """Return the user that runs PostgreSQL, which refuses root; None: the current user."""
     if os.geteuid() != 0:
         return None
     users = {entry.pw_name for entry in pwd.getpwall()}
@@ -58,7 +58,7 @@ class Postgres:
 
     @property
     def uri(self) -> str:
-        """Without the password, which clients take from PGPASSWORD."""
+        """The URI without the password, which clients take from PGPASSWORD."""
         return self.uri_of("postgres")
 
     def uri_of(self, database: str) -> str:
@@ -75,7 +75,7 @@ class Postgres:
             time.sleep(0.1)
 
     def stop(self, how: int = signal.SIGINT) -> None:
-        """SIGINT: end all connections and stop; SIGQUIT: stop as in a crash, and recover at the next start."""
+        """Stop: SIGINT ends all connections first; SIGQUIT stops as in a crash, with recovery at the next start."""
         assert self._process is not None
         self._process.send_signal(how)
         self._process.wait()
@@ -87,7 +87,7 @@ class Postgres:
         self._signal_all(signal.SIGCONT)
 
     def sql(self, statement: str, database: str = "postgres") -> list[tuple[object, ...]]:
-        """Run one statement; the rows that it returns."""
+        """Run one statement; returns its rows."""
         import psycopg
 
         with psycopg.connect(
@@ -97,13 +97,13 @@ class Postgres:
             return list(done.fetchall()) if done.description else []
 
     def dump(self, database: str) -> str:
-        """All that a database holds, as text."""
+        """Return the content of a database as text."""
         where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "multihop", "--inserts", database]
         return self._run(self._bin / "pg_dump", *where)
 
     @contextmanager
     def small_database(self, name: str) -> Iterator[Path]:
-        """A database on a file system of its own, of SMALL_MB; yields its mount point, to be filled."""
+        """Create a database on a file system of its own, of SMALL_MB; yields its mount point, to be filled."""
         place = self.folder / name
         place.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_MB}m", "tmpfs", str(place)]
@@ -131,7 +131,7 @@ class Postgres:
         return done.stdout
 
     def _signal_all(self, number: int) -> None:
-        """To all its processes: each has a session of its own."""
+        """Signal all processes of the server, because each has a session of its own."""
         assert self._process is not None
         first = psutil.Process(self._process.pid)
         for process in (first, *first.children()):
@@ -141,7 +141,7 @@ class Postgres:
 
 @contextmanager
 def postgres(port: int) -> Iterator[Postgres]:
-    """Running until the block ends."""
+    """Run PostgreSQL until the block ends."""
     binaries()
     with tempfile.TemporaryDirectory(prefix="mh-pg-", ignore_cleanup_errors=True) as folder:
         running = Postgres(Path(folder), port)

@@ -1,4 +1,4 @@
-"""Reads prepared data sets for tests."""
+"""Read prepared data sets in tests."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from multihop.data_prep.reading.sources import list_files
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    """The data set's own files: without the stages' outputs, and without what is remembered of the files' times."""
+    """Return the data set's own files, without the stages' outputs and without the record of the files' times."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != VERIFIED}
 
 
 def already_prepared(
     data: DataConfig, tok: TokenizerConfig, out_dir: Path, work: Path | None = None
 ) -> Manifest | None:
-    """The data set that a start finds in `out_dir` without reading an input or a shard."""
+    """Return the data set that a start finds in `out_dir` without reading an input or a shard; None if none."""
     resolved = resolve_known_inputs(data, tok, list_files(data.sources), work or out_dir / "work")
     return None if resolved is None else read_if_verified(out_dir, resolved.identity)

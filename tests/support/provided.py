@@ -18,7 +18,7 @@ def provided(
     report: ReportProgress = no_report,
     full: bool = False,
 ) -> tuple[Path, Manifest]:
-    """`provide` with the inputs as they are now; without `place` for a run that has no data yet."""
+    """Call `get_or_prepare_dataset` with the current inputs; without `place`, for a run that has no data yet."""
     files = list_files(data.sources)
     inputs = resolve_known_inputs(data, tokenizer, files, work_of(store))
     return get_or_prepare_dataset(data, tokenizer, files, inputs, store, place or store / "no-run", report, full)

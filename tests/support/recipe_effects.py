@@ -1,4 +1,4 @@
-"""What the code does with a recipe, without a run: its batches, its model's outputs, its optimizer, its trials."""
+"""The effects of a recipe, without a run: its batches, its model's outputs, its optimizer, its trials."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ from multihop.pretrain.run.heldout import unigram_log_probabilities
 
 @dataclass(frozen=True)
 class RecipeEffects:
-    """What the code does with a recipe, computed when it is asked for."""
+    """The effects of a recipe, each computed when it is first read."""
 
     recipe: Recipe
     data: Path
@@ -49,12 +49,12 @@ class RecipeEffects:
 
     @cached_property
     def prepared_data(self) -> str:
-        """The settings in the key of the prepared data."""
+        """Hash of the settings in the key of the prepared data."""
         return sha256_json(dataset_settings(self.recipe.data, self.recipe.tokenizer))
 
     @cached_property
     def batches(self) -> str:
-        """All steps of a run and its held-out samples, as the second of two ranks sees them."""
+        """Hash of all steps of a run, as the second of two ranks sees them."""
         made = self._builder(1, 2)
         return _hash(
             batch for step in range(total_steps(self.recipe.phases)) for batch in made.step(step).micro_batches
@@ -71,8 +71,8 @@ class RecipeEffects:
 
     @cached_property
     def model(self) -> tuple[dict[str, list[int]], list[float], list[str]]:
-        """Names and shapes of the parameters, and what the model makes of a batch in training: its sums, and digests of
-        its last hidden states, in which a difference is not rounded away."""
+        """Names and shapes of the parameters, and the model's outputs for a batch in training: its sums, and digests of
+        its last hidden states, in which no difference is lost to rounding."""
         model = self._model()
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         torch.manual_seed(1)
@@ -88,7 +88,7 @@ class RecipeEffects:
 
     @cached_property
     def kept_activations(self) -> int:
-        """Bytes that autograd keeps for the backward pass."""
+        """Number of bytes that autograd keeps for the backward pass."""
         model, kept = self._model(), dict[int, int]()
         if self.recipe.engine.activation_checkpointing != "none":
             checkpoint_activations(model, self.recipe.engine.activation_checkpointing)
@@ -116,7 +116,7 @@ class RecipeEffects:
 
     @cached_property
     def trials(self) -> list[Any]:
-        """Their keys, and what they are given besides."""
+        """Key of each trial, and its arguments that are not part of the key."""
         manifest = open_dataset(self.data).manifest
         evaluated = of_run(self.recipe.model, "/somewhere", "c" * 64, 7, self.data, manifest)
         planned = plan_trials(self.recipe.eval, open_tasks(self.recipe.eval), evaluated, Path("/weights"))
@@ -148,7 +148,7 @@ class RecipeEffects:
         return model
 
     def _fill(self) -> Callable[[str, torch.Tensor], None]:
-        """As a new run's."""
+        """Return the function that sets the initial weights of a new run."""
         data, config = open_dataset(self.data), self.recipe.model
         unigram = unigram_log_probabilities(read_token_counts(self.data, data.manifest))
         vectors = None

@@ -1,4 +1,4 @@
-"""Trains without ranks, shards, micro-batches or DeepSpeed, in a plain loop over whole tensors, as a reference."""
+"""Train without ranks, shards, micro-batches or DeepSpeed, in a plain loop over whole tensors, as a reference."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Update = Callable[[str, Tensor, Tensor, OptimizerConfig, float, dict[str, Any]],
 
 @dataclass
 class PlainTraining:
-    """Holds the observations of each step, and the final weights."""
+    """The loss and the gradient norm of each step, and the final weights."""
 
     weights: dict[str, Tensor]
     losses: list[float] = field(default_factory=list)
@@ -28,10 +28,10 @@ class PlainTraining:
 
 
 def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped: tuple[int, ...] = ()) -> PlainTraining:
-    """The same training as `rank_jobs.train_on_pairs`.
+    """Run the same training as `rank_jobs.train_on_pairs`.
 
     Args:
-        skipped: steps whose gradient is thrown away.
+        skipped: steps whose gradient is discarded.
     """
     config = TrainingConfig.model_validate(settings)
     model = build_model(config.model, VOCABULARY)
@@ -72,21 +72,21 @@ def norm(tensor: Tensor) -> float:
 
 
 def adamw(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
-    """Loshchilov and Hutter 2019, algorithm 2, with a fixed schedule multiplier folded into lr."""
+    """Update a weight by Loshchilov and Hutter 2019, algorithm 2, with a fixed schedule multiplier folded into lr."""
     direction = _adam_direction(weight, grad, config, state)
     weight.sub_(lr * (direction + config.weight_decay * weight))
 
 
 def lamb(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
-    """You et al. 2020, algorithm 2, line by line; phi is a cut-off of the ratio."""
+    """Update a weight by You et al. 2020, algorithm 2, line by line; phi is a cut-off of the ratio."""
     update = _adam_direction(weight, grad, config, state) + config.weight_decay * weight
     of_weight, of_update = norm(weight), norm(update)
     plain = state["excluded"] or of_weight == 0 or of_update == 0
-    weight.sub_(lr * (1.0 if plain else min(of_weight / of_update, config.max_trust)) * update)
+    weight.sub_(lr * (1.0 if plain else min(of_weight / of_update, config.max_trust_ratio)) * update)
 
 
 def muon(name: str, weight: Tensor, grad: Tensor, config: OptimizerConfig, lr: float, state: dict[str, Any]) -> None:
-    """torch.optim.Muon on a whole matrix of a layer, whose iteration is kept from converting to bf16; else AdamW."""
+    """Update a whole matrix of a layer by torch.optim.Muon, without its conversion to bf16, and others by AdamW."""
     if not is_orthogonalized(name, tuple(weight.shape)):
         adamw(name, weight, grad, config, lr * config.adamw_lr_ratio, state)
         return

@@ -1,4 +1,4 @@
-"""BERT's and GPT-2's tokenizers as they were published, step by step and character by character: slow, and plain.
+"""BERT's and GPT-2's tokenizers as they were published, step by step and character by character: slow and simple.
 
 BERT: BasicTokenizer and WordpieceTokenizer of tokenization.py in google-research/bert. GPT-2: src/encoder.py in
 openai/gpt-2, with the package regex for the categories of Unicode.

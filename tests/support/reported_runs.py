@@ -1,4 +1,4 @@
-"""Runs that a report is written of, with made-up numbers, and what the report says."""
+"""Runs with made-up numbers for tests of the report, and a reader of the report."""
 
 import json
 import re
@@ -104,7 +104,7 @@ def report_rows(topics: list[float | None], random_topics: list[float | None]) -
 
 
 def read_report(folder: Path) -> tuple[Tables, str, str]:
-    """The tables, the HTML and the markdown; all tags closed and nothing fetched from elsewhere."""
+    """Return the tables, the HTML and the Markdown; asserts that nothing is loaded from elsewhere."""
     html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
     parsed = Tables()
     parsed.feed(html)

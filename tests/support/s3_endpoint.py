@@ -1,6 +1,6 @@
-"""An S3 endpoint on this machine for tests of several packages: moto's server, which can be told to fail.
+"""An S3 endpoint on this machine for tests of several packages: moto's server, which can be made to fail.
 
-`python s3_endpoint.py ADDRESS PORT FAILING_EVERY CUT_EVERY` is one in a process of its own, on another host.
+`python s3_endpoint.py ADDRESS PORT FAILING_EVERY CUT_EVERY` runs one in a process of its own, on another host.
 """
 
 import socket
@@ -21,23 +21,23 @@ class S3:
 
     url: str = ""
     failures: int = 0
-    """So many requests from now on fail,"""
+    """Number of requests that fail from now on."""
     failing_every: int = 0
-    """and besides each so-manieth; 0: none;"""
+    """Every n-th request fails too; 0: none does."""
     failing_method: str = ""
-    """and all of this one: GET, PUT, …"""
+    """HTTP method whose requests all fail too, such as GET or PUT; "": none."""
     failure: str = "503 Slow Down"
-    """so."""
+    """Status line of the responses to failing requests."""
     cut_every: int = 0
-    """The connection of each so-manieth upload ends in the middle of it; 0: of none."""
+    """Every n-th upload is cut off in the middle; 0: none is."""
     without_header: str = ""
-    """A request's header that is overlooked, as WSGI calls it."""
+    """Request header that is ignored, as WSGI calls it."""
     requests: list[tuple[str, str]] = field(default_factory=list)
-    """Method and path of each, the failed ones too."""
+    """Method and path of each request, including failed ones."""
     names: Iterator[int] = field(default_factory=count)
 
     def make_bucket(self) -> str:
-        """A new bucket's name."""
+        """Make a bucket; returns its name."""
         from pyarrow.fs import S3FileSystem
 
         name = f"bucket-{next(self.names)}"
@@ -47,13 +47,13 @@ class S3:
 
 @contextmanager
 def serving(s3: S3, address: str = "127.0.0.1", port: int = 0) -> Iterator[S3]:
-    """It answers; port 0: any that is free."""
+    """Serve the endpoint until the block ends; port 0 means any free port."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
         def log(self, *_: Any) -> None:
-            """A line a request helps nobody."""
+            """Log no requests."""
 
     moto, one_at_a_time, uploads = DomainDispatcherApplication(create_backend_app), threading.Lock(), count(1)
 
@@ -72,7 +72,7 @@ def serving(s3: S3, address: str = "127.0.0.1", port: int = 0) -> Iterator[S3]:
                 environ["wsgi.input"].read(size // 2)
                 environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                 raise ConnectionAbortedError
-            with one_at_a_time:  # S3 looks at a condition and writes at once, moto one after the other
+            with one_at_a_time:  # S3 checks a condition and writes atomically, moto does not
                 return moto(environ, start_response)
         return moto(environ, start_response)
 
@@ -87,7 +87,7 @@ def serving(s3: S3, address: str = "127.0.0.1", port: int = 0) -> Iterator[S3]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3]:
-    """Started once for all tests."""
+    """The endpoint, started once for all tests."""
     with serving(S3()) as found:
         yield found
 
@@ -109,7 +109,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
 
 @pytest.fixture
 def bucket(s3: S3) -> str:
-    """An empty bucket's location."""
+    """The location of an empty bucket."""
     return f"s3://{s3.make_bucket()}"
 
 

@@ -16,7 +16,7 @@ def samples_of_step(
     weights: Sequence[float] | None = None,
     windows: Sequence[Sequence[ShardWindows]] | None = None,
 ) -> GlobalBatchIds:
-    """The samples of the 0-based step `step` of phases whose indexes have these sizes."""
+    """Return the samples of the 0-based step `step` of phases whose indexes have these sizes."""
     phase, positions = positions_of_step(phases, step)
     of_phase = None if windows is None else windows[phase]
     return PhaseStream(seed, fingerprint, phase, index_sizes[phase], weights, of_phase).samples_at(positions)

@@ -13,7 +13,7 @@ from multihop.pretrain.checkpoint.writer import CheckpointWriter
 SHAPES = {"word.weight": [7, 5], "norm.bias": [9]}
 RUN = "0123456789abcdef" * 2
 LAUNCH = f"{RUN[:8]}-0000aaaa"
-"""RUN-LAUNCH, as it is in the names of a launch's files."""
+"""RUN-LAUNCH, as in the names of a launch's files."""
 RECIPE = {"seed": 1, "optimizer": {"eps": 1e-06, "betas": [0.9, 0.999]}, "name": "é"}
 
 
@@ -41,7 +41,7 @@ def manifest_of(step: int, world_size: int, shapes: dict[str, list[int]] = SHAPE
 
 
 def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: CheckpointManifest, **kept: Any) -> str:
-    """Save as ranks would, each of which owns a part."""
+    """Save as ranks would, each of which owns a part; returns the checkpoint's location."""
     kept = {"keep": 9, **kept}
     writers = [CheckpointWriter(checkpoints, rank, len(parts), LAUNCH, **kept) for rank in range(len(parts))]
     for writer, part in zip(writers, parts, strict=True):
@@ -52,7 +52,7 @@ def write(checkpoints: str, parts: list[dict[str, torch.Tensor]], manifest: Chec
 
 
 def save(checkpoints: str | Path, step: int, world_size: int, **kept: Any) -> str:
-    """Each rank owns an equal slice of every parameter."""
+    """Save a checkpoint of which each rank owns an equal slice of every parameter; returns its location."""
     parts = []
     for rank in range(world_size):
         part = {}
@@ -69,17 +69,17 @@ def rank_file(rank: int) -> str:
 
 
 def as_given(manifest: CheckpointManifest) -> CheckpointManifest:
-    """Without what the writer adds."""
+    """Return the manifest without what the writer adds."""
     return manifest.model_copy(update={"files": [], "kinds": [], "stripes": None, "sha256": ""})
 
 
 def as_version_3(folder: str | Path, **changes: Any) -> None:
-    """Take out of a manifest what format version 3 did not have; the ranks' files are the same."""
+    """Remove from a manifest what format version 3 did not have; the ranks' files are the same."""
     rewrite_manifest(folder, without=("kinds", "stripes"), format_version=3, **changes)
 
 
 def rewrite_manifest(folder: str | Path, without: tuple[str, ...] = (), **changes: Any) -> None:
-    """With a correct hash, as anybody can write one."""
+    """Rewrite a manifest with a correct hash, as anyone can."""
     path = Path(folder, "manifest.json")
     content = {**json.loads(path.read_bytes()), **changes}
     for key in ("sha256", *without):

@@ -1,6 +1,6 @@
 """A link with delay and loss: `python slow_link.py ONE TWO SECONDS SHARE` forwards frames between two interfaces.
 
-Linux's netem does this in the kernel, where it has been built.
+Linux's netem does this in the kernel, but not all kernels include it.
 """
 
 import random
@@ -13,7 +13,7 @@ from collections import deque
 _ALL_PROTOCOLS = 3
 _SOL_PACKET = 263
 _PACKET_VNET_HDR = 15
-"""Frames come and go with what the kernel has left undone in them: checksums, and the cutting of large ones."""
+"""Option for frames with a header that says what the kernel left to do: checksums, segmentation of large frames."""
 _LARGEST = 2**17
 
 

@@ -13,12 +13,12 @@ _PATIENCE_S = 60
 
 
 def missing_programs() -> list[str]:
-    """Those of Slurm that this machine lacks."""
+    """Return the programs of Slurm that this machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 class Slurm:
-    """Jobs of root, with no authentication: nobody else is on these hosts."""
+    """A cluster that runs jobs as root, without authentication: these hosts have no other users."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self._hosts, self._folder = hosts, folder
@@ -51,7 +51,7 @@ class Slurm:
         self._configuration.write_text("\n".join(lines) + "\n")
         hosts.start(0, ["slurmctld", "-D", "-c"], folder / "slurmctld.txt", SLURM_CONF=str(self._configuration))
         for host, node in enumerate(nodes):
-            # Not by `ip netns exec`, which hides the control groups that slurmd wants.
+            # `ip netns exec` would hide the control groups that slurmd needs.
             command = ["nsenter", f"--net=/run/netns/{hosts.names[host]}", "slurmd", "-D", "-N", node]
             with open(folder / f"{node}.txt", "ab") as log:
                 environment = hosts.environment(SLURM_CONF=str(self._configuration))

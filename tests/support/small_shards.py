@@ -1,4 +1,4 @@
-"""Documents of given sentence lengths in a real shard, every piece with a number of its own, and their tokenizer."""
+"""Documents of given sentence lengths in a real shard, every token with an id of its own, and their tokenizer."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from multihop.data_prep.tokenizers.info import TokenizerInfo, pack_flags
 BERT = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 GPT2 = {"end": 0, "unk": 1}
 FIRST = 5
-"""The number of the first document's first piece; the pieces behind it count on."""
+"""Id of the first document's first token; the ids after it count up."""
 
 
 def documents_of(path: Path, sentences: list[list[int]]) -> Documents:
-    """A document for each list of its sentences' lengths, in pieces."""
+    """Return a document for each list of its sentences' lengths, in tokens."""
     schema = shard_schema("uint32")
     ends = [np.cumsum(lengths) for lengths in sentences]
     stops = np.cumsum([0, *(each[-1] for each in ends)])
@@ -36,7 +36,7 @@ def documents_of(path: Path, sentences: list[list[int]]) -> Documents:
 
 
 def tokenizer_of(starts: list[bool] | np.ndarray, special_ids: dict[str, int] = BERT) -> TokenizerInfo:
-    """One with as many pieces as `starts`, which says where a word begins with each."""
+    """Return a tokenizer with as many tokens as `starts`, which says whether a word begins with each."""
     flags = np.array(starts, bool)
     flags[list(special_ids.values())] = False
     return TokenizerInfo(

@@ -1,4 +1,4 @@
-"""sshd on hosts of `network_hosts`: each with processes and a home of its own, of which others see nothing."""
+"""sshd on hosts of `network_hosts`, each with processes and a home of its own that others do not see."""
 
 import getpass
 import shutil
@@ -17,14 +17,14 @@ def missing_programs() -> list[str]:
 
 
 class SshHosts:
-    """A key that all hosts of `wanted` accept for this user."""
+    """sshd on the hosts in `wanted`, which all accept the same key for this user."""
 
     def __init__(self, hosts: Hosts, wanted: list[int], folder: Path) -> None:
         self.user, self.key = getpass.getuser(), folder / "key"
         self._hosts, self._folder = hosts, folder
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
         for host in wanted:
-            # As real machines have one: Ray takes the address from which the internet would be reached.
+            # Real machines have a default route, and Ray takes the address from which it would reach the internet.
             _run("ip", "-n", hosts.names[host], "route", "add", "default", "dev", "eth0")
             self._start(host)
         for host in wanted:
@@ -35,7 +35,7 @@ class SshHosts:
         return _run(*self.command(host, on), command)
 
     def command(self, host: int, on: int = 0) -> list[str]:
-        """The beginning of an ssh command to a host."""
+        """Return the beginning of an ssh command to a host."""
         options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"]
         where = f"{self.user}@{self._hosts.addresses[host]}"
         return ["ip", "netns", "exec", self._hosts.names[on], "ssh", "-i", str(self.key), *options, where]

@@ -1,4 +1,4 @@
-"""Stands for training in tests of tracking: appends rows to metrics.jsonl at a steady rate until SIGTERM."""
+"""Append rows to metrics.jsonl at a steady rate until SIGTERM, in place of training in tests of tracking."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ import time
 
 
 def main() -> None:
-    """Arguments: the file, the first step, rows a second."""
+    """Run with the arguments of the command line: the file, the first step, rows per second."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
     step, pause = int(sys.argv[2]), 1 / float(sys.argv[3])

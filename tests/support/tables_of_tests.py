@@ -11,7 +11,7 @@ _LINE = "line of a table"
 
 @pytest.fixture
 def table(record_property: Callable[[str, object], None]) -> Table:
-    """Takes a line of figures."""
+    """A function that records a line of figures."""
     return lambda line: record_property(_LINE, line)
 
 

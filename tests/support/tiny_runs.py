@@ -1,4 +1,4 @@
-"""Runs as a training leaves them, with checkpoints of tiny models of random weights."""
+"""Runs as training leaves them, with checkpoints of tiny models with random weights."""
 
 import json
 import uuid
@@ -20,7 +20,7 @@ CAUSAL = [name for name, family in AT_HUGGING_FACE.items() if family.causal]
 
 
 def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7), **changes: Any) -> Path:
-    """A run's folder with a checkpoint of random weights for each step; `changes`: of the model."""
+    """Make a run's folder with a checkpoint of random weights for each step; `changes` are keys of the model."""
     model = {"family": family, **SIZES, **({"embedding": 16} if family == "albert" else {}), **changes}
     config = parse_model_config(model)
     info = read_data_manifest(data).tokenizer

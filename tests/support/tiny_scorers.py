@@ -21,20 +21,20 @@ WORDS = ("the", "her", "of", "captain", "river", "stone", "garden", "letter", "w
 
 
 class Scorer(NamedTuple):
-    """Defines what an evaluation takes."""
+    """The arguments of an evaluation."""
 
     model: Model
     tokenizer: Tokenizer
     special_ids: dict[str, int]
 
     def log_probabilities(self, ids: Sequence[int]) -> Tensor:
-        """The whole softmax, float64 (T, V), of one sequence."""
+        """Return the log-probabilities of all tokens after each token of one sequence, float64 (T, V)."""
         with torch.no_grad():
             hidden = self.model.encode(packed(torch.tensor(ids), [len(ids)]))
             return self.model.lm_head(hidden).double().log_softmax(-1)
 
     def likelihood(self, context: str, continuation: str) -> float:
-        """A continuation's log-likelihood under a causal model."""
+        """Return a continuation's log-likelihood under a causal model."""
         ids = [self.special_ids["end"], *self.tokenizer.encode([context + continuation])[0].tolist()]
         first = 1 + len(self.tokenizer.encode([context])[0])
         rows = self.log_probabilities(ids)
@@ -42,7 +42,7 @@ class Scorer(NamedTuple):
 
 
 def causal_scorer(config: ModelConfig) -> Scorer:
-    """A GPT-2 over bytes and a few words, that is likelier to predict one of the words."""
+    """Return a GPT-2 over bytes and a few words, with higher logits for these words."""
     tokens, merges = [*gpt2_letters().values()], []
     for word in WORDS:
         for end in range(1, len(word) + 1):
@@ -59,7 +59,7 @@ def causal_scorer(config: ModelConfig) -> Scorer:
 
 
 def scorer_of(config: ModelConfig, data: Path) -> Scorer:
-    """A model with the tokenizer of a data set."""
+    """Return a random model with the tokenizer of a data set."""
     info = open_dataset(data).manifest.tokenizer
     return Scorer(_random(config, info.vocab_size), load(data / info.file), info.special_ids)
 

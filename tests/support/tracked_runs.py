@@ -1,4 +1,4 @@
-"""Run directories whose rows are made up, tracked in a real store, and what MLflow then has of them."""
+"""Run directories with made-up rows, tracked in a real store, and what MLflow then has of them."""
 
 import json
 import shutil

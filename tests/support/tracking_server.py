@@ -1,4 +1,4 @@
-"""Tracking as a team has it: MLflow's server with users, over PostgreSQL, with artifacts on S3. For tests."""
+"""MLflow's server as a team runs it, for tests: with users, over PostgreSQL, with artifacts on S3."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,19 +23,19 @@ class Tracking:
     server: MlflowServer
     database: Postgres
     disk: Path
-    """The small file system that the database lies on."""
+    """Mount point of the small file system of the database."""
     bucket: str
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """The server answers nothing."""
+        """Suspend the server until the block ends."""
         self.server.pause()
         yield
         self.server.resume()
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """The database's disk has no byte left."""
+        """Fill the database's disk until the block ends."""
         filler = self.disk / "filler"
         with open(filler, "wb", buffering=0) as file:
             try:
@@ -48,20 +48,20 @@ class Tracking:
 
     @contextmanager
     def without_database(self) -> Iterator[None]:
-        """PostgreSQL is down, after it ended all connections."""
+        """Stop PostgreSQL, which ends all connections first, until the block ends."""
         self.database.stop()
         yield
         self.database.start()
 
     def steps_of(self, run_id: str, key: str) -> list[int]:
-        """The steps of a metric's rows in the database, in ascending order."""
+        """Return the steps of a metric's rows in the database, in ascending order."""
         query = f"SELECT step FROM metrics WHERE run_uuid = '{run_id}' AND key = '{key}' ORDER BY step"
         return [int(str(step)) for (step,) in self.database.sql(query, DATABASE)]
 
 
 @pytest.fixture(scope="session")
 def tracking_server(s3_server: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
-    """Started once for all tests."""
+    """The server and what is behind it, started once for all tests."""
     pytest.importorskip("flask_wtf", reason="MLflow's authentication needs Flask-WTF: pip install '.[dev]'")
     folder = tmp_path_factory.mktemp("tracking")
     bucket = s3_server.make_bucket()
@@ -101,7 +101,7 @@ def tracking(tracking_server: Tracking, monkeypatch: pytest.MonkeyPatch) -> Trac
 
 
 def wait_for(what: str, is_true: Callable[[], bool], seconds: float = 240) -> None:
-    """Until `is_true()`; fails with `what` where it takes so long that it will not come."""
+    """Wait until `is_true()`; fails with `what` after `seconds`."""
     until = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < until, f"waited in vain until {what}"

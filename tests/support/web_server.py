@@ -13,7 +13,7 @@ import pytest
 
 
 class Web(http.server.SimpleHTTPRequestHandler):
-    """A server of files. Tests set what it shall do with `monkeypatch.setattr`."""
+    """A server of files. Tests set its behavior with `monkeypatch.setattr`."""
 
     failing_every = 0
     """Every n-th request fails; 0: none does."""
@@ -22,10 +22,10 @@ class Web(http.server.SimpleHTTPRequestHandler):
     ranges = False
     """True if range requests are supported."""
     claims = ""
-    """The Content-Length that HEAD responds; "": the true one."""
+    """The Content-Length in responses to HEAD; "": the true one."""
     requests = 0
     tells = "modified"
-    """The version that is told: etag, modified, both, or "" for none."""
+    """The headers of the file's version that are sent: etag, modified, both, or "" for none."""
     head_status = 0
     """The status of HEAD; 0: the right one."""
     head_of = ""
@@ -33,7 +33,7 @@ class Web(http.server.SimpleHTTPRequestHandler):
     aligned = 1
     """A range begins at a multiple of this, at or before what was asked for."""
     off_by = 0
-    """A range begins so many bytes later than it should."""
+    """Number of bytes by which a range begins later than it should."""
     names_range = True
     """True if Content-Range names the range."""
     drips = 0.0
@@ -130,12 +130,12 @@ class Web(http.server.SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Requests are not logged."""
+        """Log no requests."""
 
 
 @contextmanager
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a server of the files in `folder`; its attributes are reset afterwards."""
+    """Serve the files in `folder`; yields the URL. The attributes of `Web` are reset afterwards."""
     settings = ("failing_every", "cutting_every", "requests", "ranges", "claims", "moved_to", "tells", "head_status")
     for name in (*settings, "aligned", "off_by", "names_range", "drips", "before_get", "head_of"):
         monkeypatch.setattr(Web, name, getattr(Web, name))

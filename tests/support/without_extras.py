@@ -9,6 +9,6 @@ _SITE = f"import sys\nsys.modules.update(dict.fromkeys({sorted(EXTRAS)}))\n"
 
 
 def without_extras(folder: Path) -> dict[str, str]:
-    """The variables of the environment; `folder` gets a sitecustomize.py."""
+    """Write a sitecustomize.py into `folder`; returns the environment variables with which Python reads it."""
     (folder / "sitecustomize.py").write_text(_SITE)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

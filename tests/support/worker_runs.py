@@ -20,7 +20,7 @@ STEPS = 8
 
 
 def recipe(**changes: Any) -> dict[str, Any]:
-    """A tiny BERT's; `phases__0__lr=1` changes a key."""
+    """Return the recipe of a tiny BERT; `phases__0__lr=1` changes a key."""
     content: dict[str, Any] = {
         "seed": 5,
         "model": {"family": "bert", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.1},
@@ -39,7 +39,7 @@ def recipe(**changes: Any) -> dict[str, Any]:
 
 
 def start(run_dir: Path, data: Path, ranks: int, **changes: Any) -> Torchrun:
-    """The run in `run_dir`, which is made where there is none; what torchrun itself says is in torchrun.log."""
+    """Start the run in `run_dir`, which is made if there is none; torchrun's own output goes to torchrun.log."""
     if not (run_dir / "recipe.json").exists():
         run_dir.mkdir(exist_ok=True)
         (run_dir / "data").symlink_to(data)
@@ -63,7 +63,7 @@ def finish(run_dir: Path, data: Path, ranks: int, **changes: Any) -> Path:
 
 
 def ranks_of(torchrun: Torchrun) -> list[psutil.Process]:
-    """The ranks, in order, as far as torchrun has started them."""
+    """Return the ranks that torchrun has started so far, in order."""
     try:
         children = psutil.Process(torchrun.pid).children()
     except psutil.NoSuchProcess:
@@ -72,7 +72,7 @@ def ranks_of(torchrun: Torchrun) -> list[psutil.Process]:
 
 
 def kill(torchrun: Torchrun) -> None:
-    """torchrun, its ranks and theirs, with SIGKILL. Each rank has a process group of its own."""
+    """Kill torchrun, its ranks and their children with SIGKILL; each rank has a process group of its own."""
     launcher = psutil.Process(torchrun.pid)
     launcher.suspend()  # it could start another rank meanwhile
     others = launcher.children(recursive=True)
@@ -85,7 +85,7 @@ def kill(torchrun: Torchrun) -> None:
 
 
 def wait_until(happened: Callable[[], Any], torchrun: "Torchrun | None", patience_s: float = 240) -> None:
-    """Until it happened; it must, and while torchrun lives where one is given."""
+    """Wait until `happened()` is true; fails after `patience_s`, or if the given torchrun ends before."""
     deadline = time.monotonic() + patience_s
     while not happened():
         assert time.monotonic() < deadline and (torchrun is None or torchrun.poll() is None)
@@ -93,19 +93,19 @@ def wait_until(happened: Callable[[], Any], torchrun: "Torchrun | None", patienc
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl."""
+    """Return the complete lines of metrics.jsonl."""
     path = run_dir / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def losses(run_dir: Path) -> dict[int, float]:
-    """The first row of each step wins."""
+    """Return the loss by step; the first row of each step counts."""
     return {row["step"]: row["loss"] for row in reversed(rows(run_dir)) if "loss" in row}
 
 
 def losses_of_step(run_dir: Path, step: int) -> set[float]:
-    """One, where it was done twice and alike."""
+    """Return the distinct losses of a step, a single one if all repetitions agree."""
     return {row["loss"] for row in rows(run_dir) if row["step"] == step and "loss" in row}
 
 
@@ -130,7 +130,7 @@ def log_of(run_dir: Path, rank: int = 0) -> str:
 
 
 def run_of_rank(process: psutil.Process) -> str:
-    """The run directory that a rank's process was started with; empty for every other process."""
+    """Return the run directory that a rank's process was started with; empty for every other process."""
     try:
         command, forked = process.cmdline(), process.name().startswith("rank ")
     except psutil.NoSuchProcess:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def make_workplace(folder: Path, texts: Path, name: str, steps: int, **engine: Any) -> Path:
-    """`folder` with recipe.yaml: a tiny GPT-2 on two ranks."""
+    """Write recipe.yaml of a tiny GPT-2 on two ranks into `folder`; returns `folder`."""
     recipe = {
         "name": name,
         "data": {"sources": [{"path": str(texts)}], "heldout_fraction": 0.1},
@@ -34,7 +34,7 @@ def make_workplace(folder: Path, texts: Path, name: str, steps: int, **engine: A
 
 
 def begin(workplace: Path, *arguments: str) -> Command:
-    """`multihop ARGUMENTS` in the folder, with its output in output.txt."""
+    """Start `multihop ARGUMENTS` in the folder, with its output in output.txt."""
     with open(workplace / "output.txt", "w") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "multihop.cluster.cli.main", *arguments],
@@ -49,7 +49,7 @@ def begin(workplace: Path, *arguments: str) -> Command:
 
 
 def ended(workplace: Path, command: Command, code: int = 0) -> str:
-    """Wait until it ends with `code`; returns its output."""
+    """Wait until the command ends with `code`; returns its output."""
     try:
         found = command.wait(timeout=300)
     finally:
@@ -65,7 +65,7 @@ def multihop(workplace: Path, *arguments: str, code: int = 0) -> str:
 
 
 def wait_for(condition: Callable[[], Any], workplace: Path, command: Command) -> None:
-    """Until the condition holds; the command must live meanwhile."""
+    """Wait until the condition holds; fails if the command ends before."""
     deadline = time.monotonic() + 240
     while not condition():
         if command.poll() is not None or time.monotonic() > deadline:
@@ -75,18 +75,18 @@ def wait_for(condition: Callable[[], Any], workplace: Path, command: Command) ->
 
 
 def ranks_of(run: Path) -> list[psutil.Process]:
-    """The training processes of a run on this machine, without their data workers, in the order of their start."""
+    """Return the training processes of a run on this machine in the order of their start, without data workers."""
     found = [process for process in psutil.process_iter() if str(run) in run_of_rank(process)]
     return [process for process in found if process.ppid() not in {other.pid for other in found}]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may not be there yet."""
+    """Return the complete lines of a file; none if it does not exist yet."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def losses(run: Path) -> dict[int, float]:
-    """The first row of each step wins."""
+    """Return the loss by step; the first row of each step counts."""
     rows = json_lines(run / "metrics.jsonl")
     return {row["step"]: row["loss"] for row in reversed(rows) if "loss" in row}

@@ -11,7 +11,7 @@ from pathlib import Path
 from .run_files import read
 
 OFFSET_PREFIX = "multihop log offset "
-_POLL_S = 1.0
+_POLL_S, _REMOTE_POLL_S = 1.0, 5.0
 
 
 def kill(variable: str, job_id: str) -> None:
@@ -57,7 +57,7 @@ def print_log(run: str, rank: str, start: str, variable: str = "", job_id: str =
         if not goes_on:
             print(f"{OFFSET_PREFIX}{offset}", flush=True)
             return
-        time.sleep(_POLL_S)
+        time.sleep(_REMOTE_POLL_S if run.startswith("s3://") else _POLL_S)
 
 
 def processes_with(variable: str, value: str) -> Iterator[int]:

@@ -9,6 +9,7 @@ import tarfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def match_files(run: str, patterns: Sequence[str]) -> list[str]:
     if not run.startswith(_SCHEME):
         paths = {path for pattern in patterns for path in Path(run).glob(pattern) if path.is_file()}
         return sorted(path.relative_to(run).as_posix() for path in paths)
-    names = _names(run)
+    names = list(_sizes(run))
     names += [whole for whole, parts in _PARTS.items() if fnmatch.filter(names, parts)]
     return sorted({name for name in names for pattern in patterns if matches(name, pattern)})
 
@@ -49,11 +50,17 @@ def read(run: str, name: str, offset: int = 0) -> bytes | None:
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read()
-    names = _names(run)
-    if name in names:
-        return _object(run, name)[offset:]
-    parts = [part for part in names if matches(part, _PARTS.get(name) or name.replace(".log", ".start-*.log"))]
-    return b"".join(_object(run, part) for part in sorted(parts, key=_start))[offset:] if parts else None
+    sizes = _sizes(run)
+    pattern = _PARTS.get(name) or name.replace(".log", ".launch-*.log")
+    parts = [name] if name in sizes else sorted((part for part in sizes if matches(part, pattern)), key=_launch)
+    if not parts:
+        return None
+    content, start = [], offset
+    for part in parts:
+        if start < sizes[part]:
+            content.append(_object(run, part)[start:])
+        start = max(0, start - sizes[part])
+    return b"".join(content)
 
 
 def pack_results(run: str) -> None:
@@ -91,9 +98,9 @@ def _truncate_later(output: int) -> None:
     os._exit(0)
 
 
-def _start(part: str) -> tuple[int, str]:
-    """Sorting key of a part: logs are numbered without leading zeros."""
-    number = part.rpartition(".start-")[2].removesuffix(".log")
+def _launch(part: str) -> tuple[int, str]:
+    """Return the sorting key of a part: logs are numbered without leading zeros."""
+    number = part.rpartition(".launch-")[2].removesuffix(".log")
     return (int(number) if number.isdigit() else 0), part
 
 
@@ -102,10 +109,12 @@ def matches(name: str, pattern: str) -> bool:
     return name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern)
 
 
-def _names(run: str) -> list[str]:
+def _sizes(run: str) -> dict[str, int]:
+    """Return the number of bytes of each object of a run."""
     bucket, _, prefix = run.removeprefix(_SCHEME).partition("/")
     pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-    return [entry["Key"].removeprefix(f"{prefix}/") for page in pages for entry in page.get("Contents", [])]
+    entries = [entry for page in pages for entry in page.get("Contents", [])]
+    return {entry["Key"].removeprefix(f"{prefix}/"): entry["Size"] for entry in entries}
 
 
 def _object(run: str, name: str) -> bytes:
@@ -114,6 +123,7 @@ def _object(run: str, name: str) -> bytes:
     return body
 
 
+@cache
 def _client() -> Any:
     try:
         import boto3

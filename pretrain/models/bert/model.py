@@ -14,7 +14,7 @@ from multihop.pretrain.models.layers.blocks import (
     position_embedding,
 )
 from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
-from multihop.pretrain.models.layers.init import add_neighbours, truncated_normal_
+from multihop.pretrain.models.layers.init import add_neighbors, truncated_normal_
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import PackedTokens
@@ -47,8 +47,8 @@ class Bert(Model):
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Truncated normal, as `truncated_normal_initializer` in the published code."""
         truncated_normal_(parameter, generator)
-        if self.config.attention_init == "neighbours":
-            add_neighbours(self.config, name, parameter)
+        if self.config.attention_init == "neighbors":
+            add_neighbors(self.config, name, parameter)
 
     def encode(
         self,

@@ -1,4 +1,4 @@
-"""Distributions of initial weights that several families share, and `model.attention_init: neighbours`.
+"""Distributions of initial weights that several families share, and `model.attention_init: neighbors`.
 
 With the latter, the heads of the first layer attend to the tokens next to each token.
 
@@ -34,8 +34,8 @@ def truncated_normal_(parameter: Tensor, generator: Generator) -> None:
     nn.init.trunc_normal_(parameter, std=STD, a=-2 * STD, b=2 * STD, generator=generator)
 
 
-def add_neighbours(config: EncoderConfig, name: str, parameter: Tensor) -> None:
-    """Turn one parameter's random initial weights into those of `model.attention_init: neighbours`.
+def add_neighbors(config: EncoderConfig, name: str, parameter: Tensor) -> None:
+    """Turn one parameter's random initial weights into those of `model.attention_init: neighbors`.
 
     The heads attend 1 token back, 1 ahead, 2 back, 2 ahead, and so on. The families with this key are post-norm and
     normalize their embeddings, so that the scores do not depend on the embeddings' norm. ALBERT's projection of the

@@ -13,7 +13,7 @@ from multihop.pretrain.models.layers.blocks import (
     position_embedding,
 )
 from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
-from multihop.pretrain.models.layers.init import STD, add_neighbours
+from multihop.pretrain.models.layers.init import STD, add_neighbors
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.roberta.config import RobertaConfig
@@ -44,8 +44,8 @@ class Roberta(Model):
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Normal, as in the published code."""
         nn.init.normal_(parameter, std=STD, generator=generator)
-        if self.config.attention_init == "neighbours":
-            add_neighbours(self.config, name, parameter)
+        if self.config.attention_init == "neighbors":
+            add_neighbors(self.config, name, parameter)
 
     def encode(
         self,

@@ -1,4 +1,4 @@
-"""`multihop checkpoints list` and `verify`."""
+"""The commands `multihop checkpoints list` and `verify`."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two good checkpoints, one half-written, one set aside."""
+    """A run with two good checkpoints, one incomplete one and one that was set aside."""
     for step in (100, 1200):
         save(tmp_path / "checkpoints", step)
     (tmp_path / "checkpoints" / "step-00001300").mkdir()
@@ -98,7 +98,7 @@ def test_verify_names_every_damaged_file(run: Path) -> None:
 
 
 def test_what_is_no_checkpoint_of_its_folder_is_a_sentence(run: Path) -> None:
-    """A FIFO in a file's place, a checkpoint under another step's name, a file in a folder's."""
+    """A FIFO in place of a file, a checkpoint with the name of another step, and a file in place of a folder."""
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "step-00000100", checkpoints / "step-00000500")
     file = next((checkpoints / "step-00001200").glob("rank-0001*.safetensors"))

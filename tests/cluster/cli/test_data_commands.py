@@ -1,4 +1,4 @@
-"""`multihop data`: statistics and verification of a data set."""
+"""The commands of `multihop data`: statistics and verification of a data set."""
 
 import json
 from pathlib import Path

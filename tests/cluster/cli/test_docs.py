@@ -50,7 +50,7 @@ def spans() -> list[str]:
 
 
 def tables(first_header: str) -> Iterator[list[str]]:
-    """The cells of each row of the tables whose first column has this header."""
+    """Yield the cells of each row of the tables whose first column has this header."""
     for page in PAGES:
         inside = False
         for line in page.read_text().splitlines():
@@ -64,9 +64,10 @@ def tables(first_header: str) -> Iterator[list[str]]:
 
 
 def fields_at(path: str) -> list[Any]:
-    """The pydantic fields that a dotted key such as `phases[].lr` names: several if a section has several classes.
+    """Return the pydantic fields of a dotted key such as `phases[].lr`: several if a section has several classes.
 
-    Raises KeyError where there is none.
+    Raises:
+        KeyError: there is none.
     """
     sections: list[Any] = [Recipe]
     fields: list[Any] = []
@@ -84,7 +85,7 @@ def fields_at(path: str) -> list[Any]:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without `| None`."""
+    """Return the type without `| None`."""
     parts = [part for part in get_args(annotation) if part is not type(None)]
     is_union = get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
     return parts[0] if is_union and len(parts) == 1 else annotation
@@ -110,7 +111,7 @@ def test_a_key_in_a_table_exists_and_has_that_default(cells: list[str]) -> None:
 
 
 def keys() -> list[str]:
-    """Every key in the text, also those that are shown with a value."""
+    """Return every key in the text, also those that are shown with a value."""
     result = {re.split(r": |=", span)[0] for span in spans()}
     return sorted(key for key in result if KEY.fullmatch(key) and not key.endswith(".py"))
 
@@ -159,7 +160,7 @@ def test_every_metric_of_a_users_task_is_in_the_documentation() -> None:
 
 
 def leaves(command: Any, name: str) -> Iterator[str]:
-    """The commands below one, as they are typed."""
+    """Yield the commands below a command, as they are typed."""
     below = getattr(command, "commands", {})
     for each, inner in below.items():
         yield from leaves(inner, f"{name} {each}")
@@ -173,7 +174,7 @@ def test_every_command_is_in_the_documentation(command: str) -> None:
 
 
 def commands() -> list[str]:
-    """Every `multihop …` in text and in code blocks, without comments and explanations."""
+    """Return every `multihop …` in text and in code blocks, without comments and explanations."""
     in_blocks = re.compile(r"^ {4}(?:\$ )?(?:\.venv/bin/)?(multihop [^\n]*)", re.MULTILINE)
     result = [match for page in PAGES for match in in_blocks.findall(page.read_text())]
     result += [span for span in spans() if span.startswith("multihop ")]

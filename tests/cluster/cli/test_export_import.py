@@ -1,4 +1,4 @@
-"""`multihop checkpoints export` and `import`: what transformers opens computes what ours does, and comes back alike."""
+"""`multihop checkpoints export` and `import`: transformers computes the same, and an import gives equal weights."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def checkpoints(*arguments: str | Path) -> Result:
 
 
 def refusal(*arguments: str | Path) -> str:
-    """The sentence that main() prints before it ends with code 2."""
+    """Return the sentence that main() prints before it ends with code 2."""
     result = checkpoints(*arguments)
     assert isinstance(result.exception, ValueError), result.exception
     return str(result.exception)

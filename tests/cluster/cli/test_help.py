@@ -1,4 +1,4 @@
-"""The command line's help and its first answers."""
+"""The help of the command line, and what it imports before its first output."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def printed(*arguments: str, **environment: str) -> str:
 
 
 def groups() -> list[tuple[str, ...]]:
-    """The command itself, and its commands that have commands."""
+    """Return the command itself, and its commands that have commands."""
     root: Any = typer.main.get_command(app)
     return [(), *((name,) for name, command in root.commands.items() if hasattr(command, "commands"))]
 

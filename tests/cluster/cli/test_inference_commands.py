@@ -1,4 +1,4 @@
-"""`fill-mask`, `generate` and `embed` answer as transformers' pipelines do on the export of the same checkpoint."""
+"""`fill-mask`, `generate` and `embed` give the output of transformers' pipelines on the exported checkpoint."""
 
 import json
 import os
@@ -32,7 +32,7 @@ RunOf = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory, bert_data: Path, gpt2_data: Path) -> RunOf:
-    """family -> a run, with its export beside it in the directory `exported`."""
+    """A function from a family to a run, with its export next to it in the directory `exported`."""
 
     @cache
     def of(family: str) -> Path:
@@ -51,7 +51,7 @@ def answer(*arguments: str | Path, given: str | bytes = "") -> str:
 
 
 def refusal(*arguments: str | Path, given: str | bytes = "") -> str:
-    """The sentence that main() prints before it ends with code 2."""
+    """Return the sentence that main() prints before it ends with code 2."""
     with pytest.raises(UserError) as actual:
         CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
     return str(actual.value)
@@ -79,7 +79,7 @@ def test_filled_masks_are_those_of_the_pipeline(run_of: RunOf, family: str) -> N
 
 @pytest.mark.parametrize("family", CAUSAL)
 def test_greedy_continuations_are_those_of_the_pipeline(run_of: RunOf, family: str) -> None:
-    """One prompt after the other there; here also in a batch of prompts of different lengths."""
+    """The pipeline continues one prompt after the other; we also continue a batch of prompts of different lengths."""
     from transformers import pipeline
 
     run, made = run_of(family), list[list[int]]()
@@ -121,7 +121,7 @@ def test_mean_embeddings_are_those_of_the_pipeline(run_of: RunOf, family: str) -
 
 @pytest.mark.parametrize("family", MASKED)
 def test_mean_embeddings_are_those_of_sentence_transformers(run_of: RunOf, family: str) -> None:
-    """It opens an export as it is, and pads its batches."""
+    """sentence-transformers opens an export without changes, and pads its batches."""
     from sentence_transformers import SentenceTransformer
 
     run = run_of(family)
@@ -131,7 +131,7 @@ def test_mean_embeddings_are_those_of_sentence_transformers(run_of: RunOf, famil
 
 
 def test_a_familys_own_embedding(run_of: RunOf) -> None:
-    """BERT's pooler, RoBERTa's first token and GPT-2's last."""
+    """The embeddings are BERT's pooler, RoBERTa's first token and GPT-2's last token."""
     import torch
     from transformers import AutoModel, AutoTokenizer, pipeline
 
@@ -148,7 +148,7 @@ def test_a_familys_own_embedding(run_of: RunOf) -> None:
 
 
 def test_where_a_model_may_be(run_of: RunOf) -> None:
-    """A run's name, its directory, its checkpoints, one of them and an export give the same answer."""
+    """A run's name, its directory, its checkpoints, one of them and an export give the same output."""
     run = run_of("bert")
     of_step = run / "checkpoints" / "step-00000007"
     locations = [(run.name, "--runs", run.parent), (run,), (run / "checkpoints",), (of_step,), (run, "--step", "7")]

@@ -1,4 +1,4 @@
-"""A wheel has all that the packages need, also far from the checkout."""
+"""A wheel has all that the packages need, also outside of the checkout."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 
 
 def files_of(package: Path) -> set[str]:
-    """The files of `multihop` in a directory, without byte code."""
+    """Return the files of `multihop` in a directory, without byte code."""
     result = (path for name in PACKAGES for path in (package / name).rglob("*") if path.is_file())
     return {path.relative_to(package).as_posix() for path in result if path.suffix != ".pyc"}
 
@@ -106,7 +106,7 @@ def test_a_command_whose_extra_is_missing_says_which(tmp_path: Path) -> None:
 
 
 def multihop(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The command where the packages of the extras cannot be imported."""
+    """Run the command in an environment in which the packages of the extras cannot be imported."""
     return subprocess.run(
         [sys.executable, "-m", "multihop.cluster.cli.main", *arguments],
         cwd=folder,

@@ -21,13 +21,13 @@ FENCED, INDENTED, SPAN = (
 
 
 def links(page: Path) -> Iterator[str]:
-    """The targets of a page's links and images, without those to other hosts."""
+    """Yield the targets of a page's links and images, without those on other hosts."""
     text = SPAN.sub("", INDENTED.sub("", FENCED.sub("", page.read_text())))
     yield from (target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub and MyST give the headings of a page."""
+    """Return the anchors that GitHub and MyST give the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.M)
     result: list[str] = []
     for title in titles:

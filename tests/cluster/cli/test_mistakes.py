@@ -115,7 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
-    """The exit code and what was written to standard error."""
+    """Return the exit code and the text on standard error."""
     words = [word.removesuffix("''") for word in command.split(" ")]
     with pytest.raises(SystemExit) as ended, friendly_errors():
         app(words, prog_name="multihop")

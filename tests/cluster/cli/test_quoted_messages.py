@@ -1,7 +1,7 @@
-"""What the documentation quotes of the program's output is what the program prints.
+"""Messages that the documentation quotes are those that the program prints.
 
-Quotations are, in indented blocks, lines that begin with `multihop: `, a time or ✗, and the lines below a command after
-`$ `; in the text, code and words in double quotes that begin as a sentence. Each must be a string of the code
+In indented blocks, quotations are lines that begin with `multihop: `, a time or ✗, and the lines below a command after
+`$ `. In the text, they are code and words in double quotes that begin as a sentence. Each must be a string of the code
 with values filled in. A value is short, or is such a string itself.
 """
 
@@ -18,9 +18,12 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("cluster", "common", "data_prep", "eval", "pretrain")
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 LONGEST_VALUE = 5
-"""Words."""
+"""Number of words of the longest value that need not be a string of the code."""
 FEWEST_LETTERS, OF_A_LABEL = 6, 3
-"""Of the fixed part of a string, as `{}: {}` would match anything; and of one that begins with a label in a column."""
+"""Minimum number of letters of the fixed part of a string, since `{}: {}` would match anything.
+
+The second number is for strings without values, and strings that begin with a label in a column.
+"""
 BLOCK = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 PRINTED = re.compile(r"multihop: |\d\d:\d\d:\d\d |✗ ")
 PROGRAMS = "pip|python|ray|mlflow|multihop|torchrun"
@@ -32,7 +35,7 @@ INLINE = re.compile(r'`([^`\n]+)`|"([^"\n]+)"')
 TABLES = re.compile(r"multihop (inspect batch|checkpoints list|fill-mask) ")
 """Commands whose output is data."""
 DATA = re.compile(r"…|│ .* │|\d+|\S+ +[\d,]+ bytes|\(.*\)|(prepare|pretrain|evaluate) +\d+/\d+ .*")
-"""Lines below a command that are no message: something left out, a row of a table, an exit code, a size, a remark, a
+"""Lines below a command that are not messages: an omission, a row of a table, an exit code, a size, a remark, a
 progress line."""
 OF_OTHERS = (
     r"bash: line \d+: \S+: No such file or directory",
@@ -45,7 +48,7 @@ OF_OTHERS = (
 
 @cache
 def templates() -> list[re.Pattern[str]]:
-    """Every string of the code, with a group for each value in it; those with the longest fixed part first."""
+    """Return every string of the code, with a group for each value in it, those with the longest fixed part first."""
     texts = set()
     for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -66,7 +69,7 @@ def templates() -> list[re.Pattern[str]]:
 
 @cache
 def is_printed(text: str) -> bool:
-    """Whether the code has a string that becomes this text."""
+    """Return whether the code has a string that becomes this text."""
     if len(text.split()) <= LONGEST_VALUE or any(re.fullmatch(pattern, text) for pattern in OF_OTHERS):
         return True
     return any(all(map(is_printed, match.groups())) for match in _matches(text))
@@ -77,7 +80,10 @@ def _matches(text: str) -> Iterator[re.Match[str]]:
 
 
 def is_message(text: str) -> bool:
-    """As `is_printed`, of a whole message, however short. It may begin with labels, or be several with semicolons."""
+    """Return whether the code prints a whole message, however short.
+
+    It may begin with labels, or be several messages with semicolons between them.
+    """
     if any(all(map(is_printed, match.groups())) for match in _matches(text)):
         return True
     label = re.match(r"multihop: |✗ |[^\s:]+: |[\w-]+ {2,}", text)
@@ -91,7 +97,7 @@ def is_message(text: str) -> bool:
 
 
 def quotations() -> Iterator[Any]:
-    """Quoted text, with the page and the line."""
+    """Yield the quoted texts as parameters of a test, with the page and the line in the id."""
     for page in PAGES:
         text = page.read_text()
 

@@ -1,4 +1,4 @@
-"""`multihop recipes`: what comes with the package can be listed, copied and run from the copy."""
+"""`multihop recipes`: the recipes of the package can be listed, copied and run from the copy."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`multihop doctor` and `submit --check` on a real cluster of two nodes, of which the second has faults."""
+"""`multihop doctor` and `submit --check` on a real cluster of two nodes, of which the second one has faults."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 def small_disk(folder: Path, stack: ExitStack) -> bool:
-    """Whether this user could mount one of 64 MiB there."""
+    """Mount a file system of 64 MiB at `folder`; returns whether this user may do that."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         return False
@@ -56,7 +56,7 @@ def few_open_files() -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The second node has another DeepSpeed, a full disk where it may be mounted, and few open files."""
+    """A cluster whose second node has another DeepSpeed, a low limit of open files and, if possible, a full disk."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before, dashboard, port = dict(os.environ), free_port(), free_port()
     fake, disk = tmp_path_factory.mktemp("fake"), tmp_path_factory.mktemp("disk")
@@ -108,7 +108,10 @@ def wait_until_it_answers(url: str, folder: Path) -> None:
 
 
 def wait_for_nodes(address: str, count: int) -> None:
-    """In a child: Ray reads RAY_AUTH_MODE when it is imported, as another test may have done before."""
+    """Wait for the nodes in a child process.
+
+    Ray reads RAY_AUTH_MODE when it is imported, and another test may have imported it before.
+    """
     code = (
         "import ray, sys, time\n"
         "ray.init(address=sys.argv[1], log_to_driver=False)\n"
@@ -141,7 +144,7 @@ def test_the_faults_of_a_node_are_found_with_its_name(cluster: Cluster, tmp_path
     if cluster.has_full_disk:
         assert "0.1 GB of 0.1 GB free" in result[other, "disk"]["seen"]
     assert not {check for node, check in result if node == head} & {"version", "open files"}
-    assert not {check for _, check in result} & {"machine", "clock", "node", "room", "environment"}
+    assert not {check for _, check in result} & {"machine", "clock", "node", "capacity", "environment"}
     for facts in report["nodes"].values():
         location = facts["stores"][str(runs)]
         assert location["same"] and location["write_rate"] > 0 and location["read_rate"] > 0
@@ -175,7 +178,7 @@ def test_this_machine_alone(tmp_path: Path) -> None:
 
 
 def test_a_missing_source_is_a_finding_and_an_interruption_leaves_no_files(texts: Path, tmp_path: Path) -> None:
-    """Interrupted as the job on a cluster's head is, here with a Ray of this machine."""
+    """The check is interrupted like the job on a cluster's head, here with a Ray of this machine."""
     make_workplace(tmp_path, texts, "doc", 10)
     runs, request = tmp_path / "runs", tmp_path / "request.json"
     runs.mkdir()

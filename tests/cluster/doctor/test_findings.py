@@ -1,4 +1,4 @@
-"""Each fault is found, with the name of its node, and nothing else is."""
+"""Each fault is found, with the name of its node, and nothing else is reported."""
 
 import random
 from collections.abc import Callable
@@ -81,14 +81,14 @@ FAULTS: dict[str, tuple[Callable[[Report], Any], tuple[str, str]]] = {
     "a slow node within": (put("links", 2, "rates", LARGEST, value=1e8), ("three", "link")),
     "MLflow is away": (put("tracking", value={"error": "refused"}), ("one", "MLflow")),
     "no step": (put("step", value={"error": "CUDA out of memory"}), ("the cluster", "step")),
-    "too few nodes": (put("needs", "ranks", value=25), ("the cluster", "room")),
+    "too few nodes": (put("needs", "ranks", value=25), ("the cluster", "capacity")),
     "other jobs": (
         lambda report: [of(name, "free", "cpus", value=0)(report) for name in ("one", "two", "three")],
-        ("the cluster", "room"),
+        ("the cluster", "capacity"),
     ),
     "a node was lost": (put("lost", value=["four (10.0.0.4)"]), ("four (10.0.0.4)", "node")),
 }
-"""A change of a healthy report, and the one finding that it must lead to."""
+"""Changes of a healthy report, each with the one finding that it must lead to."""
 
 
 def test_a_healthy_cluster_has_no_findings() -> None:
@@ -130,7 +130,7 @@ def test_gpus_that_are_missing_and_messages_of_the_driver_are_found() -> None:
     assert found(report) == [("two", "GPU"), ("three", "GPU")]
     report = healthy(gpu=True)
     report["nodes"]["two"]["gpus"] = 0
-    assert ("two", "room") in found(report)
+    assert ("two", "capacity") in found(report)
 
 
 def test_of_two_nodes_the_head_counts_as_right() -> None:

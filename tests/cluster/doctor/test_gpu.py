@@ -1,4 +1,4 @@
-"""nvidia-smi's CSV and the kernel's messages. Written by hand in NVIDIA's documented format: recorded on no GPU."""
+"""nvidia-smi's CSV and the kernel's messages, written by hand in NVIDIA's documented format, not recorded."""
 
 from multihop.cluster.doctor.measure_node import parse_gpus, parse_xids
 

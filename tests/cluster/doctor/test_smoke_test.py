@@ -1,4 +1,4 @@
-"""A step, a save and a load of a recipe, of which nothing is left behind."""
+"""A step, a save and a load of a recipe, which leave no files behind."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files that the doctor writes at a place for runs, which must not stay there."""
+"""Files that the doctor writes to a location of runs and must remove again."""
 
 import contextlib
 import threading

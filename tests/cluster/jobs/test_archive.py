@@ -1,4 +1,4 @@
-"""What is sent to a cluster with a job."""
+"""The archive that is sent to a cluster with a job."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Programs that run on a cluster's head, and what is made of their output, without a cluster between them."""
+"""Programs that run on a cluster's head, and the processing of their output, without a cluster between them."""
 
 import base64
 import os
@@ -21,7 +21,7 @@ VARIABLE = "SOME_JOB_OF_A_TEST"
 
 
 def begin(program: str, *arguments: str, output: Path) -> "subprocess.Popen[bytes]":
-    """As on a head, where the output is a file."""
+    """Start a program as on a head, where the output is a file."""
     with open(output, "wb") as file:
         command = [sys.executable, "-m", FOLDER.name, program, *arguments]
         return subprocess.Popen(command, cwd=FOLDER.parent, stdin=subprocess.DEVNULL, stdout=file)
@@ -37,7 +37,7 @@ def run_of(folder: Path, **files: str) -> Path:
 
 
 def fetch(run: Path, to: Path) -> dict[str, str]:
-    """What is in `to` after the run was fetched there."""
+    """Fetch a run into `to`; returns the content of the files there."""
     output = run.with_suffix(".out")
     assert begin("pack-results", str(run), output=output).wait(60) == 0
     assert output.stat().st_mode & 0o777 == 0o600
@@ -88,7 +88,7 @@ def test_blocked_paths_are_named(tmp_path: Path) -> None:
 
 
 def printed(output: Path) -> tuple[str, int]:
-    """The log's text, and the byte that it was read to."""
+    """Return the log's text, and the offset up to which it was read."""
     text, _, read_to = output.read_text().rpartition(OFFSET_PREFIX)
     return text, int(read_to)
 

@@ -27,7 +27,7 @@ from multihop.common.json_lines import append_row
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
 PLANTED = secrets.token_hex(16)
-"""Value of a variable of the node, which nothing may repeat."""
+"""Value of an environment variable of the node, which must not appear in any output."""
 DESCRIBED = """
 import json, sys
 from multihop.cluster.ray.jobs import Jobs
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def address(s3_server: S3) -> Iterator[str]:
-    """The dashboard of a cluster of one node, which knows a store; the environment has its token."""
+    """Address of the dashboard of a cluster of one node with access to a store; the environment has its token."""
     token, port = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}, free_port()
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     before = dict(os.environ)
@@ -123,7 +123,10 @@ def multihop(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def in_a_child(code: str, *arguments: str) -> Any:
-    """What `code` prints as JSON: Ray reads RAY_AUTH_MODE when it is imported, as another test may have done before."""
+    """Return the JSON value that `code` prints in a child process.
+
+    Ray reads RAY_AUTH_MODE when it is imported, and another test may have imported it before.
+    """
     child = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -312,7 +315,7 @@ def test_each_character_is_followed_once_over_a_connection_that_breaks(address: 
 
 
 class Cutting:
-    """Passes connections on, and cuts the first `most` that have been open for two seconds; then there is the file
+    """A proxy that cuts the first `most` connections that are open for two seconds, and then creates the file
     `all_cut`."""
 
     def __init__(self, to: int, most: int, all_cut: Path) -> None:
@@ -351,7 +354,7 @@ class Cutting:
 
 
 class Swallowing(Cutting):
-    """Passes connections on, but for the first answer to an order, after which its connection ends."""
+    """A proxy that drops the answer to the first request for a job, and ends its connection."""
 
     def __init__(self, to: int) -> None:
         self._asked: set[socket.socket] = set()

@@ -1,4 +1,4 @@
-"""A cluster that has no room for the ranks: the user is told so, since when, and when that ends."""
+"""A cluster without room for the ranks: the output says so, since when, and when that ends."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from multihop.cluster.ray.capacity import Capacity
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A head with one CPU."""
+    """A cluster whose head has one CPU."""
     result = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     ray.init(address=result.address, log_to_driver=False)
     yield result
@@ -34,7 +34,7 @@ def test_a_start_that_waits_for_nodes_says_so_once_and_since_when(
 
 
 def asked_for() -> list[dict[str, float]]:
-    """What an autoscaler, which this cluster lacks, would be told to have room for."""
+    """Return the resources that an autoscaler, which this cluster lacks, would be asked for."""
     result: list[dict[str, float]] = json.loads(internal_kv._internal_kv_get("autoscaler_resource_request"))
     return result
 
@@ -73,17 +73,26 @@ def test_resources_of_other_jobs_do_not_count(cluster: Cluster, capsys: pytest.C
         assert "the cluster has 3 free CPUs again" in capsys.readouterr().err
 
 
+def test_ranks_on_cpus_leave_all_gpus_of_a_node_that_joins_free(cluster: Cluster) -> None:
+    ranks = ray.util.placement_group([{"CPU": 1}])
+    assert ranks.wait(60)
+    with Capacity(1, 4) as nodes:
+        assert nodes.room() == 1 and nodes.kind == "CPU"
+        cluster.add_node(num_cpus=1, num_gpus=2)
+        assert until(lambda: nodes.room() == 2) and nodes.kind == "GPU"
+
+
 def check_told(output: str) -> bool:
     pattern = (
         r"(\S+) waiting for other jobs since \1: 1 of the cluster's 3 CPUs are free, of the 2 CPUs that "
-        r"cluster.workers=2 needs; training resumes when they are\n"
+        r"cluster.workers=2 needs; training resumes when enough are free\n"
     )
     assert not output or re.fullmatch(pattern, output)
     return bool(output)
 
 
 def other_of(cpus: float) -> Any:
-    """Something that is no rank, and holds so many CPUs."""
+    """Return an actor that is not a rank and holds so many CPUs."""
     result: Any = ray.remote(threading.Event).options(num_cpus=cpus).remote()
     ray.get(result.is_set.remote(), timeout=60)
     return result

@@ -1,4 +1,4 @@
-"""A run that takes what ranks the cluster has room for: a node joins, and is lost; other jobs come and go."""
+"""A run with as many ranks as the cluster has room for, while a node joins and is lost, and other jobs come and go."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from workplace import begin, ended, json_lines, losses, make_workplace, multihop
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 100_000
-"""So many that a restart with another rank pays on any machine: the run is stopped before."""
+"""Enough steps that a restart with another rank is worth it on any machine; the run is stopped before."""
 
 
 ALIKE = (
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A head with one CPU."""
+    """A cluster whose head has one CPU."""
     result = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield result
     result.shutdown()
@@ -76,7 +76,7 @@ def test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_lost(
 
 @contextmanager
 def other_job(cluster: Cluster) -> Iterator["subprocess.Popen[str]"]:
-    """Somebody else's, which takes a CPU as soon as there is one, and says so."""
+    """Start another job, which takes a CPU as soon as one is free, and prints that."""
     command = [sys.executable, "-c", OTHER, cluster.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
@@ -88,7 +88,7 @@ def other_job(cluster: Cluster) -> Iterator["subprocess.Popen[str]"]:
 def test_training_uses_the_cpus_that_other_jobs_leave_and_waits_for_them(
     cluster: Cluster, texts: Path, tmp_path: Path
 ) -> None:
-    """What another job takes is no reason to restart; what it had when it ends is."""
+    """CPUs that another job takes are no reason to restart; those that become free when it ends are."""
     make_workplace(tmp_path, texts, "beside", STEPS)
     run, output = tmp_path / "runs" / "beside", tmp_path / "output.txt"
 

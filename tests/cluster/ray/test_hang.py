@@ -1,4 +1,4 @@
-"""A rank that falls silent: the others write their stacks and end, and Ray Train starts all of them again."""
+"""A rank that stops responding: the others write their stacks and end, and Ray Train restarts all of them."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Signals while Ray starts on this machine: the command ends, whenever they come."""
+"""Signals while Ray starts on this machine end the command, whenever they come."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 SOME = [(0.1, signal.SIGINT), (0.5, signal.SIGINT), (0.7, signal.SIGTERM)]
 ALL = [(number / 26, kind) for number in range(25) for kind in (signal.SIGINT, signal.SIGTERM)]
-"""When, as a part of the time that a start takes, and which."""
+"""Moments, as a share of the time that a start takes, each with a signal."""
 
 
 def begin(folder: Path) -> "subprocess.Popen[str]":
-    """`multihop train`, in a process group of its own, once it has started the first process of Ray's.
+    """Start `multihop train` in a process group of its own, and return once it has started Ray's first process.
 
-    It would train for hours: a signal that comes late because Ray started sooner than expected does not find it ended.
+    It would train for hours, so that it still runs when a signal comes late because Ray has started early.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "multihop.cluster.cli.main", "train", "recipe.yaml"],
@@ -34,7 +34,7 @@ def begin(folder: Path) -> "subprocess.Popen[str]":
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        # Shells ignore SIGINT in what they start in the background, and the tests may be among that.
+        # Shells ignore SIGINT in what they start in the background, which may include the tests.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while process.poll() is None and not psutil.Process(process.pid).children():
@@ -43,7 +43,7 @@ def begin(folder: Path) -> "subprocess.Popen[str]":
 
 
 def processes_of(group: int) -> list[psutil.Process]:
-    """The living processes of a session: Ray's are in groups of their own."""
+    """Return the living processes of a session, because those of Ray are in groups of their own."""
     return [each for each in psutil.process_iter() if _session_of(each.pid) == group]
 
 
@@ -56,13 +56,13 @@ def _session_of(pid: int) -> int | None:
 
 @pytest.fixture(scope="module")
 def folder(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a recipe."""
+    """A folder with a recipe."""
     return make_workplace(tmp_path_factory.mktemp("workplace"), texts, "interrupted", steps=10**6)
 
 
 @pytest.fixture(scope="module")
 def start_s(folder: Path) -> float:
-    """Seconds that a start of Ray takes that nobody disturbs."""
+    """Number of seconds that an uninterrupted start of Ray takes."""
     process, began = begin(folder), time.monotonic()
     assert process.stdout is not None and process.stdout.readline().startswith("prepare")
     seconds = time.monotonic() - began
@@ -73,7 +73,7 @@ def start_s(folder: Path) -> float:
 
 
 def interrupted(folder: Path, moment_s: float, kind: signal.Signals) -> Iterator[str]:
-    """What is wrong with a command that gets SIGINT as a terminal sends it, to its group, or SIGTERM as `kill` does."""
+    """Yield what is wrong after the command got SIGINT to its group, as from a terminal, or SIGTERM, as from `kill`."""
     process = begin(folder)
     time.sleep(moment_s)
     if kind == signal.SIGINT:

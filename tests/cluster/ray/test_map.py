@@ -24,7 +24,7 @@ def double(number: int) -> int:
 
 
 def die_once(flag: Path) -> int:
-    """Kill the worker that runs this, the first time."""
+    """Kill the worker that runs this the first time."""
     if not flag.exists():
         flag.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +57,7 @@ def write_slowly(location: tuple[Path, str]) -> None:
 
 
 def stay(folder: Path) -> None:
-    """Be deaf to interruptions."""
+    """Run forever, and ignore interruptions."""
     (folder / str(os.getpid())).touch()
     while True:
         with suppress(KeyboardInterrupt):
@@ -97,7 +97,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def ended_early(function: Callable[[Any], None], items: list[Any], begun: Callable[[], object]) -> None:
-    """The first item is done, and nobody asks for the others, which have begun."""
+    """Take the result of the first item, and close the iterator when the others have begun."""
     results = map_on_ray(call, [(double, 1), *((function, item) for item in items)])
     assert next(results) == 2
     wait_for(begun)

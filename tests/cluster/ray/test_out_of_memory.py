@@ -1,4 +1,4 @@
-"""A task that has no room in its node's memory: Ray kills it before the kernel kills something else."""
+"""A task that does not fit into its node's memory: Ray kills it before the kernel kills another process."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from workplace import json_lines
 
 ROOM = 2 * 2**30
-"""Bytes that are free before Ray kills a task."""
+"""Number of bytes that must be free, or Ray kills a task."""
 CHILD = f"""
 import json, sys, time
 from multihop.cluster.ray.map import map_on_ray

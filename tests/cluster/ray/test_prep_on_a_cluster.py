@@ -1,4 +1,4 @@
-"""Preparation on several nodes: any number of workers, workers and nodes that die, and always the same bytes."""
+"""Preparation on several nodes gives the same bytes with any number of workers, also if workers or nodes die."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def expected(data: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one process makes of it."""
+    """The files of a preparation in one process."""
     out = tmp_path_factory.mktemp("here") / "data"
     prepare(data, TOKENIZER, out)
     return bytes_of(out)

@@ -1,4 +1,4 @@
-"""Runs whose nodes share nothing but an S3 bucket: each node and each driver has a cache of its own."""
+"""Runs whose nodes share only an S3 bucket: each node and each driver has a cache of its own."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def cluster(s3: S3, tmp_path: Path) -> Iterator[Cluster]:
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": _cache(tmp_path / "node-0")},
     )
-    # Room for some of the shards of the test that has many.
+    # This is enough for some of the shards of the test that has many.
     result.add_node(num_cpus=1, env_vars=_cache(tmp_path / "node-1") | {LIMIT: "0.00037"})
     yield result
     result.shutdown()
@@ -81,7 +81,7 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
 
 
 def next_copy(cache: Path, workplace: Path, command: object) -> Path:
-    """The driver's copy of the run on its node."""
+    """Return the driver's copy of the run on its node."""
     copies = cache / "multihop" / "remote-runs"
     if command is not None:
         wait_for(lambda: list(copies.glob("*/shared/recipe.json")), workplace, command)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_shards_come_while_the_ranks_train(
 
 
 def _beside(workplace: Path) -> Path:
-    """The same recipe in another folder, so that its output is apart."""
+    """Copy the recipe to another folder, so that its output is separate; returns the folder."""
     folder = workplace / "beside"
     folder.mkdir()
     shutil.copy(workplace / "recipe.yaml", folder)

@@ -1,4 +1,4 @@
-"""When a run is restarted with more ranks."""
+"""The decision to restart a run with more ranks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def row(step: int, time: float) -> dict[str, Any]:
 
 @pytest.fixture
 def scale_up() -> ScaleUpPolicy:
-    """The first row 30 s after the ranks were asked for, then a second per step; 1,000 steps in all."""
+    """A policy after 30 s from the request for ranks to the first row, with 1 s per step and 1,000 steps in total."""
     result = ScaleUpPolicy(1000)
     result.on_request(100.0)
     for step in range(1, 41):

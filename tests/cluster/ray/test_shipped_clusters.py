@@ -1,4 +1,4 @@
-"""The configurations of clusters that are shipped: Ray accepts them, and nothing they start is open to others."""
+"""The shipped configurations of clusters: Ray accepts them, and nothing that they start is open to others."""
 
 import json
 import re

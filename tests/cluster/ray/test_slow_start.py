@@ -1,4 +1,4 @@
-"""Ranks that do not begin: the user is told what they wait for, and what Ray's logs say."""
+"""Ranks that do not start: the output says what they wait for, and quotes Ray's logs."""
 
 import signal
 import threading
@@ -26,7 +26,7 @@ def cannot_start() -> Iterator[None]:
 
 @ray.remote
 class RayTrainWorker:
-    """As Ray Train calls the actor of a rank."""
+    """An actor with the name that Ray Train gives to the actor of a rank."""
 
 
 def test_a_process_that_does_not_start_is_reported_with_the_end_of_rays_logs(cannot_start: None) -> None:

@@ -1,4 +1,4 @@
-"""How a driver takes signals."""
+"""How a driver handles signals."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ with stop_file_on_signals(stop):
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_is_sent_twice_at_once_is_one(tmp_path: Path, second: signal.Signals) -> None:
-    """`timeout` sends it to the command and to the command's group, and would cost the steps since a checkpoint."""
+    """`timeout` signals the command and its group, which would lose the steps since a checkpoint if counted twice."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "stop"), str(int(signal.SIGTERM)), str(int(second))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The driver's watch on nodes, when not they but the driver is unresponsive."""
+"""The driver's watch on nodes if the driver itself was unresponsive."""
 
 import os
 import signal

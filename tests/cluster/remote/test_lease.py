@@ -1,4 +1,4 @@
-"""One holder at a time, without a lock that a dead process keeps."""
+"""A lease has one holder at a time, and does not outlive a dead process."""
 
 import threading
 from pathlib import Path
@@ -14,7 +14,7 @@ from multihop.common.storage import open_folder
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tenths of seconds instead of tens."""
+    """Shorten the times of leases from tens of seconds to tenths."""
     monkeypatch.setattr(lease, "_BEAT_S", 0.1)
     monkeypatch.setattr(lease, "_POLL_S", 0.05)
     monkeypatch.setattr(lease, "_EXPIRY_S", 3.0)
@@ -69,6 +69,19 @@ def test_a_silent_holder_loses_it_and_is_notified(tmp_path: Path) -> None:
             "00000004", b"{}", "other"
         )  # somebody else, after a minute in which the store was not reached
         assert lost.wait(5)
+
+
+def test_a_holder_that_was_suspended_notices_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_BEAT_S", 1e6)  # its thread was suspended as well
+    remote_location, lost = open_folder(str(tmp_path)), threading.Event()
+    with hold_lease(remote_location, lost.set) as held:
+        remote_location.create("00000002", b"{}", "other")
+        held.confirm()  # a moment after its last heartbeat nobody else can have it
+        now = lease._now
+        monkeypatch.setattr(lease, "_now", lambda: now() + 60.0)
+        with pytest.raises(InUseError, match="another process has taken over"):
+            held.confirm()
+    assert lost.is_set()
 
 
 def test_a_store_that_is_unreachable_at_the_end_does_not_fail_the_work(bucket: str, s3: S3) -> None:

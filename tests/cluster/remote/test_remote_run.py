@@ -1,4 +1,4 @@
-"""A run in an object store, as its driver sees it."""
+"""A run in an object store, from its driver's side."""
 
 import threading
 from pathlib import Path

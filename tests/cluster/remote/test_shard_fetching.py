@@ -1,4 +1,4 @@
-"""Shards that a node fetches from a store while its ranks train, as its ranks ask for them."""
+"""A node fetches shards from a store while its ranks train, when they request them."""
 
 import shutil
 import time
@@ -28,7 +28,7 @@ def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spec(whole: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteRunSpec:
-    """The run in a store, and a node with an empty cache."""
+    """A run in a store, for a node with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     push(whole, open_folder(f"{bucket}/runs/.prepared/sources/set"))
     return RemoteRunSpec(f"{bucket}/runs", "run", ".prepared/sources/set", streams=True)

@@ -1,4 +1,4 @@
-"""What may change under a run that has begun, and what a person has to allow by name."""
+"""What may change in the recipe of a run that has begun, and what the user has to allow by name."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def stopped(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(stopped: Path, tmp_path: Path) -> Path:
-    """One of its own for each test."""
+    """A copy of the stopped workplace for each test."""
     return shutil.copytree(stopped, tmp_path / "workplace", symlinks=True)
 
 
@@ -56,9 +56,9 @@ def state(workplace: Path) -> dict[str, bytes]:
 
 
 def strip(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Without the keys that came after the first version."""
+    """Remove the keys that were added after the first version."""
     for section, key in [
-        ("optimizer", "max_trust"),
+        ("optimizer", "max_trust_ratio"),
         ("optimizer", "name"),
         ("engine", "offload"),
         ("engine", "hang_timeout_s"),

@@ -1,4 +1,4 @@
-"""Two made-up runs side by side."""
+"""The comparison of two made-up runs."""
 
 import json
 import shutil
@@ -103,7 +103,7 @@ def test_two_runs_of_one_name(
 def test_the_picture_of_many_runs_has_a_name_that_file_systems_take(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of the 16 runs of recipes/experiments/large-batches.yaml."""
+    """recipes/experiments/large-batches.yaml has 16 runs with such names."""
     monkeypatch.chdir(tmp_path)
     names = [f"large-batches-lamb-linear-b{number:04d}" for number in range(16)]
     for name in names:

@@ -1,4 +1,4 @@
-"""`multihop eval --follow` beside `multihop train`, as users start them in two terminals."""
+"""`multihop eval --follow` next to `multihop train`, as users start them in two terminals."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ FOLLOW = ("eval", "../recipe.yaml", "--runs", "../runs", "--follow")
 
 @pytest.fixture
 def workplace(texts: Path, tmp_path: Path) -> Path:
-    """A folder with a recipe whose checkpoints are kept; the follower has the folder `beside` in it."""
+    """A folder with a recipe whose checkpoints are kept; the follower runs in its subfolder `beside`."""
     make_workplace(tmp_path, texts, "run", STEPS)
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     recipe |= {"eval": {"tasks": ["heldout-perplexity"], "seq_len": 64}, "cluster": {"workers": 1}}
@@ -43,7 +43,7 @@ def train_a_part(workplace: Path) -> int:
 
 
 def rows(workplace: Path) -> Counter[int | None]:
-    """Number of rows by the checkpoint's step; None: of random weights."""
+    """Return the number of rows by the checkpoint's step; None stands for random weights."""
     result = json_lines(workplace / "runs" / "run" / "eval" / "results.jsonl")
     assert all(row["status"] == "ok" for row in result)
     return Counter(row["checkpoint_step"] for row in result)
@@ -54,7 +54,7 @@ def wait_for_text(text: str, beside: Path, follower: Command) -> None:
 
 
 def check_finished(workplace: Path, steps: set[int]) -> None:
-    """All is as after `multihop run`, with the scores of earlier checkpoints beside."""
+    """Assert the state after `multihop run`, with the scores of earlier checkpoints in addition."""
     run = workplace / "runs" / "run"
     assert rows(workplace) == {None: 1, **dict.fromkeys(steps, 1)}
     summary = json.loads((run / "summary.json").read_text())

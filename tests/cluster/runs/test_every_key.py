@@ -1,8 +1,8 @@
-"""Every key of a recipe does something: another value of it changes what the code does with it, or is refused.
+"""Every key of a recipe has an effect: another value of it changes what the code does, or is refused.
 
 `KEYS` says for each key what a change of it must alter: the key of the prepared data, the batches of a run's steps, a
-model's parameters and outputs, DeepSpeed's configuration, and so on. What only a running process shows is the matter of
-another test, which is named. A key without an entry fails.
+model's parameters and outputs, DeepSpeed's configuration, and so on. Effects that only a running process shows are
+tested elsewhere, by the test that is named. A key without an entry fails.
 """
 
 import itertools
@@ -73,10 +73,10 @@ RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, 
 
 @dataclass(frozen=True)
 class Key:
-    """What another value of a key alters, beside which other values."""
+    """The effect of another value of a key, in combination with other values."""
 
     alters: str
-    """An attribute of `RecipeEffects`."""
+    """Name of the attribute of `RecipeEffects` that changes."""
     value: Any
     beside: dict[str, Any] = field(default_factory=dict)
     base: dict[str, Any] = field(default_factory=lambda: MASKED)
@@ -122,7 +122,7 @@ KEYS: dict[str, Key] = {
     "model.dropout": Key("model", 0.5),
     "model.output_bias": Key("initial_weights", "unigram"),
     "model.word_init": Key("initial_weights", "cooccurrences"),
-    "model.attention_init": Key("initial_weights", "neighbours"),
+    "model.attention_init": Key("initial_weights", "neighbors"),
     "model.norm": Key("model", "pre", base=PAIRS),
     "model.positions": Key("model", "relative"),
     "model.max_distance": Key("model", 4, {"model.positions": "relative"}),
@@ -163,7 +163,7 @@ KEYS: dict[str, Key] = {
     "optimizer.betas": Key("optimizer", [0.9, 0.98]),
     "optimizer.eps": Key("optimizer", 1e-8),
     "optimizer.max_grad_norm": Key("deepspeed", 0.5),
-    "optimizer.max_trust": Key("optimizer", 5.0, _LAMB),
+    "optimizer.max_trust_ratio": Key("optimizer", 5.0, _LAMB),
     "optimizer.momentum": Key("optimizer", 0.9, _MUON),
     "optimizer.muon_scale": Key("optimizer", "original", _MUON),
     "optimizer.adamw_lr_ratio": Key("optimizer", 0.1, _MUON),
@@ -182,7 +182,7 @@ KEYS: dict[str, Key] = {
     "tokenizer.kind": Key("prepared_data", "bpe"),
     "tokenizer.vocab_size": Key("prepared_data", 200),
     "tokenizer.special_tokens": Key("prepared_data", "albert"),
-    "tokenizer.separate": Key("prepared_data", True, base=PAIRS),
+    "tokenizer.separate_vocabularies": Key("prepared_data", True, base=PAIRS),
     "tokenizer.byte_fallback": Key("prepared_data", True),
     "tokenizer.sample_mb": Key("prepared_data", 1.0),
     "tokenizer.threads": Key("prepared_data", 2),
@@ -208,12 +208,12 @@ KEYS: dict[str, Key] = {
     "eval.memory_gb": Key("trial_resources", 3.0),
 }  # fmt: skip
 FILTERS = re.compile(r"data\.(clean|filters|near_duplicates|decontaminate)\.")
-"""All of these alter the key of the prepared data."""
+"""Keys that all alter the key of the prepared data."""
 A_RUN = {
     "engine.log_interval", "engine.eval_interval",
     "checkpoint.save_interval", "checkpoint.keep", "checkpoint.keep_every",
 }  # fmt: skip
-"""Seen in `test_a_run_logs_evaluates_and_saves_at_the_configured_steps`."""
+"""Keys whose effect `test_a_run_logs_evaluates_and_saves_at_the_configured_steps` tests."""
 ELSEWHERE = {
     "model.init_from": "tests/pretrain/run/test_training.py::test_another_run_begins_with_the_weights_of_the_first",
     "engine.compile": "tests/pretrain/engine/test_engine.py::test_compiled_layers_give_the_same_training",
@@ -234,7 +234,7 @@ ELSEWHERE = {
     "cluster.env": "tests/cluster/jobs/test_jobs.py::test_a_run_is_submitted_followed_twice_stopped_resumed_and_"
     "fetched",
 }
-"""What only running processes show: the function that sets the key."""
+"""Keys whose effect only running processes show, each with the test that sets it."""
 
 
 def test_every_key_has_an_entry() -> None:
@@ -251,7 +251,7 @@ def test_every_key_has_an_entry() -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory, texts: Path, gpt2_data: Path, pairs_data: Path) -> Path:
-    """A data set of two sources in many shards, one for causal models, one of pairs, and tasks."""
+    """A folder with a data set of two sources in many shards, one for causal models, one of pairs, and tasks."""
     folder = tmp_path_factory.mktemp("every-key")
     for part, name in enumerate("ab"):
         (folder / "texts" / name).mkdir(parents=True)
@@ -281,7 +281,7 @@ def put(tree: Any, key: str, value: Any) -> None:
 
 
 def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> RecipeEffects:
-    """What is seen of a recipe, as a user gives it."""
+    """Return the effects of a recipe that is loaded as a user gives it."""
     content = deepcopy(base)
     for key, value in changes.items():
         put(content, key, deepcopy(value))
@@ -346,7 +346,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (MASKED, {f"{_PHASE}.global_rope_theta": 100.0}, "phases[0].global_rope_theta"),
     (MODERN, {"model.positions": "learned", "model.local_rope_theta": 100.0}, "model.local_rope_theta"),
     (MODERN, {"model.positions": "learned", f"{_PHASE}.global_rope_theta": 100.0}, "phases[0].global_rope_theta"),
-    (MASKED, {"optimizer.max_trust": 5.0}, "optimizer.max_trust"),
+    (MASKED, {"optimizer.max_trust_ratio": 5.0}, "optimizer.max_trust_ratio"),
     (MASKED, {**_LAMB, "optimizer.momentum": 0.9}, "optimizer.momentum"),
     (MASKED, {"optimizer.muon_scale": "original"}, "optimizer.muon_scale"),
     (MASKED, {"optimizer.adamw_lr_ratio": 0.1}, "optimizer.adamw_lr_ratio"),
@@ -371,7 +371,7 @@ BASES = {
     "recurrent": RECURRENT,
 }
 _NAMED = ("model.preset", "model.max_positions")
-"""A preset is a name for sizes that these recipes give; without position embeddings the other is but a limit."""
+"""Keys without an effect in these recipes, which give the sizes of a preset, and for which the other is a limit."""
 OF_TRAINING = [
     key
     for key in KEYS

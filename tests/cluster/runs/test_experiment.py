@@ -1,4 +1,4 @@
-"""Experiments: what their files may say, the published ones, and a small one from its runs to its report."""
+"""Experiments: the content of their files, the published ones, and a small one from its runs to its report."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ PUBLISHED = sorted((ROOT / "recipes" / "experiments").glob("*.yaml"))
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Beside the recipe of a tiny GPT-2."""
+    """Path of an experiment's file next to the recipe of a tiny GPT-2."""
     make_workplace(tmp_path, tmp_path / "texts", "base", 20)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "sizes.yaml"

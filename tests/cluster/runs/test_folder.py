@@ -1,4 +1,4 @@
-"""A run's folder: who may write into it, what a refused start leaves, and what somebody else may have put into it."""
+"""A run's folder: who may write into it, what a refused start leaves, and files that others may have put into it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def start_and_fail(run_dir: Path, recipe: Recipe, *made: str) -> None:
-    """A start that makes these files and ends in a mistake of the user's."""
+    """Start, create these files, and end with a mistake of the user."""
     with pytest.raises(UserError, match="a late mistake"), locked_run_dir(run_dir, recipe, ()):
         for name in made:
             (run_dir / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The recipes of published models: what they build and how they train, where the papers print it."""
+"""The recipes of published models build and train what the papers print."""
 
 import re
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ OURS = {"continue", "demo", "demo-bert", "lamb", "reviews", "translation"}
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper prints of a model."""
+    """The numbers that a paper prints about a model."""
 
     parameters: float
     within: float
-    """Half a unit of the last digit that the paper gives; where its count is another one, what that makes."""
+    """Tolerance: half a unit of the last digit in the paper, or more if the paper counts differently."""
     vocabulary: int
-    """Pieces of the released model."""
+    """Number of tokens in the vocabulary of the released model."""
     steps: int
     samples: int
-    """Of all steps."""
+    """Number of samples in all steps."""
     pieces: float
-    """Of all steps: every sample as long as it may be."""
+    """Number of tokens in all steps if every sample has the maximum length."""
     rates: dict[int, float]
     """The learning rate of the N-th step, from 1."""
 
@@ -116,7 +116,7 @@ PUBLISHED = {
 }
 NAMES = list(PUBLISHED)
 TRANSFORMERS = {"transformer-base": (65e6, 100_000, 0.1), "transformer-big": (213e6, 300_000, 0.3)}
-"""Vaswani et al. 2017, tables 2 and 3 and section 5.2: parameters, steps, dropout."""
+"""Parameters, steps and dropout from Vaswani et al. 2017, tables 2 and 3 and section 5.2."""
 
 # Lan et al. 2020, table 14: learning rate, batch size, dropout of ALBERT and of the classifier, training steps, warm-up
 # steps and maximum length; then the training examples of the official files.
@@ -190,7 +190,7 @@ def test_the_rate_is_the_published_one_at_the_points_that_are_known(name: str) -
 
 
 def test_berts_two_phases_have_one_schedule() -> None:
-    """It falls by the same amount at every step, the change of length included (Devlin et al. 2018, appendix A.2)."""
+    """The rate falls by the same amount at every step, also where the length changes (Devlin et al. 2018, app. A.2)."""
     for name in ("bert-base", "bert-large"):
         phases = recipe_of(name).phases
         assert [phase.seq_len for phase in phases] == [128, 512] and phases[0].steps == 0.9 * total_steps(phases)
@@ -200,7 +200,7 @@ def test_berts_two_phases_have_one_schedule() -> None:
 
 
 def test_lamb_changes_batch_and_length_together_and_warms_up_twice() -> None:
-    """You et al. 2020, table 1 and section 4: nine tenths of the samples at 128 pieces."""
+    """Nine tenths of the samples have 128 tokens (You et al. 2020, table 1 and section 4)."""
     phases = recipe_of("bert-large-lamb").phases
     first_of_second = phases[0].steps
     assert [(batch_size_of(phase, 0), phase.seq_len) for phase in phases] == [(65_536, 128), (32_768, 512)]

@@ -1,4 +1,4 @@
-"""Recipes: read, overridden, validated, resolved."""
+"""Recipes are read, overridden, validated and resolved."""
 
 import os
 import re
@@ -177,7 +177,7 @@ def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
 
 
 def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
-    """The dotted keys of all numbers that need not be whole; the first item of a list stands for all of them."""
+    """Return the dotted keys of all numbers that may be fractions; the first item of a list stands for all items."""
     result = []
     for name, field in section.model_fields.items():
         at = f"{path}.{name}".lstrip(".")

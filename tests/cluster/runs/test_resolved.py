@@ -1,4 +1,4 @@
-"""What a start finds of a run, resolved once."""
+"""The state of a run that a start finds, resolved once."""
 
 import os
 import shutil

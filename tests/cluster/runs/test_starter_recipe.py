@@ -1,4 +1,4 @@
-"""The first recipe that `multihop init` chooses: valid for every text and machine, and larger with more of them."""
+"""The recipe of `multihop init` is valid for all texts and machines, and its model grows with them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trials on Ray: each leaves its row, whatever happens to the others."""
+"""Trials on Ray: each writes its row, whatever happens to the others."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("two_cpus")
 
 
 def _own(folder: Path, name: str) -> str:
-    """A task of one's own."""
+    """Write a task of the user; returns the path of its YAML file."""
     words = ("river", "stone", "letter", "garden")
     (folder / f"{name}.csv").write_text("what,how\n" + "".join(f"{words[i % 4]} {i},{i % 2}\n" for i in range(80)))
     (folder / f"{name}.yaml").write_text(f"kind: classification\ntrain: {name}.csv\nfields: {{text: what, label: how}}")
@@ -32,7 +32,7 @@ def _own(folder: Path, name: str) -> str:
 
 
 def _random(config: EvalConfig, data: Path, results: Path, layers: int = 1) -> list[Trial]:
-    """The trials of random weights."""
+    """Return the trials with random weights."""
     sizes = {"layers": layers, "hidden": 32, "heads": 2, "max_positions": 64}
     model = parse_model_config({"family": "bert", **sizes})
     evaluated = of_run(model, str(results), "c", 7, data, open_dataset(data).manifest)
@@ -41,7 +41,7 @@ def _random(config: EvalConfig, data: Path, results: Path, layers: int = 1) -> l
 
 @pytest.fixture
 def trials(bert_data: Path, tmp_path: Path) -> tuple[EvalConfig, list[Trial]]:
-    """Trials of random weights on a task of one's own."""
+    """Trials with random weights on a task of the user."""
     config = EvalConfig.model_validate(
         {"tasks": [_own(tmp_path, "own")], "seeds": [0], "epochs": [1, 3], "lr": [1e-3, 1e30], "batch_size": 8}
     )
@@ -128,7 +128,7 @@ def test_edited_and_restored_files_fewer_seeds_and_another_model_report_their_ow
     labels = tmp_path / "own.csv"
 
     def evaluate(layers: int = 1, seeds: Sequence[int] = (0, 1)) -> tuple[int, list[str]]:
-        """How many trials were run, and the keys of the rows that count."""
+        """Evaluate; returns how many trials were run, and the keys of the rows that count."""
         given = {"tasks": [task], "seeds": seeds, "epochs": 1, "lr": 1e-3, "batch_size": 8}
         config, seen = EvalConfig.model_validate(given), []
         assert run_missing_trials(_random(config, bert_data, results, layers), config, results, seen.append) == 0

@@ -1,4 +1,4 @@
-"""`multihop run` as a user types it: from text to a table of results, undisturbed and under all kinds of violence."""
+"""`multihop run` as a user types it: from text to a table of results, without and with all kinds of faults."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def workplace(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(workplace: Path, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
-    """`multihop ARGUMENTS`, from an environment whose path has what a shell interprets."""
+    """Start `multihop ARGUMENTS` from an environment whose path has characters that a shell interprets."""
     environment = workplace / 'Jo\'s $HOME, "Önyx" (\\)'
     if not environment.exists():
         environment.symlink_to(sys.prefix)
@@ -71,7 +71,7 @@ def multihop(workplace: Path, *arguments: str, code: int = 0, **variables: str) 
 
 @pytest.fixture(scope="module")
 def whole(workplace: Path) -> Path:
-    """A run that nobody disturbed, of a user whose home takes no file."""
+    """An uninterrupted run of a user whose home directory is not writable."""
     multihop(workplace, "run", "recipe.yaml", HOME="/dev/null", LC_ALL="C")
     return workplace / "runs" / "whole"
 
@@ -233,7 +233,7 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     )
     assert_same_state(ours, theirs)
     assert losses(run) == losses(whole) and results(run) == results(whole)
-    assert json.loads((run / "summary.json").read_text())["restarts"] >= 3
+    assert json.loads((run / "summary.json").read_text())["launches"] >= 4
 
 
 def test_evaluating_what_is_not_trained_is_refused_before_anything_is_prepared(workplace: Path, whole: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_run_that_is_evaluated_as_another_model_and_back_reports_the_last_eval
     run = workplace / "runs" / "child"
 
     def shown() -> tuple[str, str]:
-        """The report's first sentences, and its row of the task."""
+        """Return the report's first sentences, and its row of the task."""
         lines = (run / "report.md").read_text().splitlines()
         return lines[2], next(line for line in lines if line.startswith("| novel |"))
 

@@ -1,4 +1,4 @@
-"""A store of MLflow's that the tests of tracking copy, and a server with all that a team has behind it."""
+"""An MLflow store that the tests of tracking copy, and a server with the services that a team has behind it."""
 
 from tracked_runs import empty_store, run_dir
 from tracking_server import tracking, tracking_server

@@ -1,4 +1,4 @@
-"""Users, passwords and artifacts on MLflow's own server."""
+"""Users, passwords and artifacts on the MLflow server."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ def test_a_run_with_users_postgresql_and_s3_and_no_password_anywhere(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The driver has no credentials for S3 or the database; its password is in nothing that is written or listed."""
+    """The driver has no credentials for S3 or the database; its password is in no file, log or process list."""
     caplog.set_level(logging.DEBUG)
     run_dir = tmp_path / "a"
     run_dir.mkdir()
@@ -115,7 +115,7 @@ def test_what_is_unreachable_refuses_nobody(uri: str) -> None:
 def test_artifacts_that_the_driver_writes_to_s3_itself(
     s3: S3, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the server between; what S3 refuses holds up nothing else."""
+    """The server is not between driver and S3; what S3 refuses does not block anything else."""
     bucket, runs = s3.make_bucket(), run_dir.parent
     (run_dir / "report.md").write_text("a result")
     append(run_dir, row(1, 5.0))

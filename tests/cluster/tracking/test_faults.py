@@ -1,6 +1,6 @@
-"""What befalls the server and its database while training goes on: it does not wait, and no metric is lost or doubled.
+"""Faults of the server and its database during training, which does not wait; no metric is lost or duplicated.
 
-A process that appends to metrics.jsonl stands for the ranks.
+A process that appends to metrics.jsonl takes the place of the ranks.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ KEYS = ("loss", "lr", "grad_norm", "tokens")
 
 @contextmanager
 def steady(metrics: Path, rows_per_s: float) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process that writes rows until the block ends."""
+    """Run a process that writes rows until the block ends."""
     writer = subprocess.Popen([sys.executable, steady_writer.__file__, str(metrics), "1", str(rows_per_s)])
     try:
         yield writer
@@ -45,7 +45,7 @@ def wait_for_more(what: str, count: Callable[[], int], more: int = 20) -> None:
 
 
 def logged_all(tracking: Tracking, tracker: Tracker, metrics: Path) -> None:
-    """MLflow has each row of the file once, in the file's order, and shows the last one's values."""
+    """Assert that MLflow has each row of the file once, in the file's order, and shows the values of the last one."""
     rows, client = read_rows(metrics), connect(tracking.server.url)
     steps = [row["step"] for row in rows]
     assert steps == list(range(1, len(rows) + 1))

@@ -1,4 +1,4 @@
-"""A run's files, made from what MLflow has of it where its directory is gone."""
+"""A run's files are restored from MLflow if its directory is lost."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ RUNS: dict[str, Any] = {
 
 @pytest.fixture
 def runs(run_dir: Path) -> Path:
-    """Two runs in MLflow's local store."""
+    """A runs directory with two runs in MLflow's local store."""
     for name, made in RUNS.items():
         folder = make_run(run_dir.parent / name, *made)
         tracker = open_run(folder, json.loads((folder / "recipe.json").read_text()), None, "multihop", {})

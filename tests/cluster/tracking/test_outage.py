@@ -15,7 +15,7 @@ from multihop.cluster.tracking.tracker import is_behind
 def test_an_unreachable_server_that_comes_up_dies_and_comes_back(
     run_dir: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows written meanwhile are all logged afterwards, in order, each once.
+    """All rows written during the outage are logged afterwards, in order, each once.
 
     The password in the store's URI is in no file and in no message.
     """

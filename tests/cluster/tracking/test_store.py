@@ -1,4 +1,4 @@
-"""Which store a run is tracked in."""
+"""The choice of the store in which a run is tracked."""
 
 from pathlib import Path
 

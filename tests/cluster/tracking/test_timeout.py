@@ -1,4 +1,4 @@
-"""Calls to a server that sends a byte now and then, which no timeout of a single request ends."""
+"""Calls to a server that sends a byte now and then, so that the timeout of a single request never ends them."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from multihop.cluster.tracking.connection import check_access, connect, seconds_
 
 @pytest.fixture
 def dripping() -> Iterator[str]:
-    """Address of such a server."""
+    """Address of a server that sends its response byte by byte."""
     ended = threading.Event()
 
     def drip(connection: socket.socket) -> None:

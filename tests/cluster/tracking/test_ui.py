@@ -1,4 +1,4 @@
-"""The MLflow UI, as far as it can be tested without a browser."""
+"""The parts of the MLflow UI that can be tested without a browser."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`multihop run` under a server that is stopped for a minute and a database that is restarted; and one that hangs."""
+"""`multihop run` with a server that is stopped for a minute and a database that is restarted, and one that hangs."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_a_run_whose_mlflow_is_away_for_minutes(tracking: Tracking, texts: Path,
 def test_a_database_that_hangs_holds_up_nothing(
     tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that writes to PostgreSQL itself, whose client waits for ever."""
+    """The driver writes to PostgreSQL itself, whose client waits forever."""
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     run_dir, uri = tmp_path / "hung", tracking.database.uri_of(DATABASE)
     run_dir.mkdir()

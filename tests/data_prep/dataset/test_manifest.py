@@ -1,4 +1,4 @@
-"""`manifest.json`: each of its bytes counts, its first format version is read, and one made up takes nothing along."""
+"""`manifest.json`: any changed byte is found, the first format version is read, and forged ones do no harm."""
 
 import io
 import json
@@ -24,7 +24,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, document) -> tuple[DataConfig, TokenizerConfig, Path, dict[str, bytes]]:
-    """What a data set is made from, where it is, and its files as they are written."""
+    """A data set's settings, its folder, and the content of its files."""
     folder = tmp_path_factory.mktemp("prepared")
     for number in range(60):
         (folder / f"{number:02d}.txt").write_text(document(number))
@@ -36,7 +36,7 @@ def prepared(tmp_path_factory, document) -> tuple[DataConfig, TokenizerConfig, P
 
 @pytest.fixture
 def whole(prepared) -> tuple[DataConfig, TokenizerConfig, Path]:
-    """The data set as it was written, whatever the test before did to it."""
+    """The data set as it was written, restored after changes by other tests."""
     data, tok, folder, files = prepared
     for path in {*files_of(folder)} - {folder / name for name in files}:
         path.unlink()
@@ -51,7 +51,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def forge(folder: Path, change: Change) -> None:
-    """Change the manifest and give it the hashes that it needs, as anyone can."""
+    """Change the manifest and give it matching hashes, as anyone can."""
     content = json.loads((folder / MANIFEST).read_bytes())
     change(content)
     content.pop("sha256")

@@ -1,4 +1,4 @@
-"""Opening a data set: one that is damaged or being rebuilt is read as it was written or refused in a sentence."""
+"""Opening a data set that is damaged or being rebuilt: it is read as it was written, or refused in a sentence."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def spoiled(content: bytes, at: int, other: int) -> bytes:
 
 
 def read_spoiled(folder: Path, good: bytes, content: bytes) -> str | None:
-    """What reading all lengths of a data set says, whose train shard has another content."""
+    """Return the error of reading all lengths of a data set whose train shard has other content; None if it is read."""
     try:
         (folder / "train-00000.arrow").write_bytes(content)
         documents = open_dataset(folder).train
@@ -49,7 +49,7 @@ def read_spoiled(folder: Path, good: bytes, content: bytes) -> str | None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_shard_whose_description_is_damaged_is_read_or_refused_in_one_sentence(folder, draw):
-    """What Arrow raises for it is many things; none may be anybody's traceback."""
+    """Arrow raises many kinds of errors for such a shard; none may reach the user as a traceback."""
     good = (folder / "train-00000.arrow").read_bytes()
     near = draw.draw(st.integers(0, 1_199))
     at = draw.draw(st.sampled_from([near, len(good) - 1 - near]))
@@ -87,7 +87,7 @@ def test_a_reader_sees_the_data_set_whole_while_a_shard_of_it_is_rebuilt(tmp_pat
 
 
 def test_a_reader_between_two_data_sets_gets_an_error(tmp_path, data, tok, monkeypatch):
-    """Both by `prepare` in one folder, which `multihop` does not do: it names folders by their content."""
+    """`prepare` writes both into one folder. `multihop` does not do that: it names folders by their content."""
     out = tmp_path / "out"
     prepare(data, tok, out)
     mapped = Documents.__init__

@@ -1,4 +1,4 @@
-"""What is hashed, and when: a file once, then again whenever its size or its modification time changed."""
+"""Verification hashes a file once, then again whenever its size or its modification time has changed."""
 
 import os
 import shutil
@@ -39,13 +39,13 @@ def prepared(tmp_path_factory, document) -> tuple[Recipe, Path]:
 
 @pytest.fixture
 def folder(prepared, tmp_path) -> Path:
-    """A data set just as it was prepared, with its times."""
+    """A data set as it was prepared, with its modification times."""
     shutil.copytree(prepared[1], tmp_path / "out")
     return tmp_path / "out"
 
 
 def start(folder: Path, full: bool = False) -> tuple[bool, list[str]]:
-    """Whether a start takes the data set for whole, and the names of the files that it hashed."""
+    """Return whether a start accepts the data set as intact, and the names of the files that it hashed."""
     hashed: list[str] = []
 
     def watched(function, items):
@@ -60,7 +60,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def flip(path: Path, at: int = 1_000) -> os.stat_result:
-    """Change a bit in the middle of a file; what its size and times were."""
+    """Change a bit in the middle of a file; returns its status before the change."""
     before = path.stat()
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -96,7 +96,7 @@ def test_a_file_of_another_time_or_size_is_hashed_again_and_it_alone(folder, nam
 
 
 def test_a_changed_byte_behind_the_same_size_and_time_is_found_by_verify_and_then_rebuilt(prepared, tmp_path):
-    """What a start cannot see: a disk that rots, or a copy that keeps the times."""
+    """A start cannot see such changes, by a failing disk or by a copy that keeps the times."""
     data, tok = prepared[0]
     out = tmp_path / "out"
     prepare(data, tok, out)
@@ -123,7 +123,7 @@ def test_a_copy_with_other_times_is_hashed_once(prepared, folder, tmp_path):
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_damaged_memory_never_makes_a_bad_file_good(folder, draw):
-    """Cut or with any byte changed, it costs hashing at most; it is written anew."""
+    """The record of verified files is cut, or one of its bytes is changed: that costs hashing at most."""
     shard = folder / "train-00000.arrow"
     good, memory, times = shard.read_bytes(), (folder / VERIFIED).read_bytes(), shard.stat()
     at = draw.draw(st.integers(0, len(memory) - 1))
@@ -179,7 +179,7 @@ def test_where_it_cannot_be_written_each_start_hashes(folder, caplog):
 
 
 def test_opening_reads_no_token_and_finds_a_cut_shard(folder):
-    """What a rank does: the size and the footer, whatever the tokens between are."""
+    """A rank reads the size and the footer, whatever the tokens between are."""
     shard = folder / "train-00000.arrow"
     good = shard.read_bytes()
     lengths = open_dataset(folder).train.lengths.tolist()

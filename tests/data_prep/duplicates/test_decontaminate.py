@@ -1,4 +1,4 @@
-"""What is shared with evaluation texts: found at its edges, cut as GPT-3 did, and told by name."""
+"""Overlaps with evaluation texts: they are found at their edges, cut as for GPT-3, and reported by name."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def run_stage(
     edits: C4 | None = None,
     **settings: object,
 ) -> tuple[list[np.ndarray], list[Output], list[Output]]:
-    """Of each split the rows to drop and what is left of them; and the table and the common n-grams."""
+    """Run the stage; returns, for each split, the rows to drop and the rest, and the table with the common n-grams."""
     paths = [evaluation_file(folder, name, texts) for name, texts in evaluation.items()]
     config = DecontaminateConfig.model_validate({"against": [str(path) for path in paths]} | settings)
     sets = evaluation_sets(config)
@@ -122,7 +122,7 @@ def test_case_punctuation_and_line_breaks_make_no_difference(tmp_path: Path) -> 
 
 
 def spelled(form: str, inserted: str) -> Callable[[str], str]:
-    """A function that spells a text in a Unicode form, with a character that cleaning removes inside of each word."""
+    """Return a function that writes a text in a Unicode form, with `inserted`, which cleaning removes, in each word."""
     return lambda text: " ".join(
         word[:1] + inserted + word[1:] for word in unicodedata.normalize(form, text).split(" ")
     )
@@ -268,7 +268,7 @@ def test_cutting_leaves_fragments_that_are_documents_of_their_own(tmp_path: Path
 
 
 def spans_of(text: str, marks: str) -> np.ndarray:
-    """The bytes of each run of a character of `marks` in `text`."""
+    """Return the byte range of each run of characters of `marks` in `text`."""
     data, found = text.encode(), []
     for mark in marks:
         start = data.find(mark.encode())

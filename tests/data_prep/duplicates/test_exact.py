@@ -1,4 +1,4 @@
-"""Exact copies are found whatever the splits and the ranges of the hash; the sample is the same in any order."""
+"""Exact copies are found whatever the splits and hash ranges are; the sample does not depend on the order."""
 
 import random
 from itertools import pairwise
@@ -24,14 +24,14 @@ from multihop.data_prep.stages.documents import SCHEMA, Selection
 from multihop.data_prep.stages.outputs import write_batches
 
 Document = tuple[int, int, int]
-"""The two words of its hash, and its bytes."""
+"""The two words of a document's hash, and its number of bytes."""
 words = st.one_of(st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
 sizes = st.sampled_from([1, 2]) | st.integers(1, 50)
 corpora = st.lists(st.lists(st.tuples(words, words, sizes), max_size=12), min_size=1, max_size=6)
 
 
 def write_split(path: Path, documents: list[Document]) -> str:
-    """As `read_split` would, in two batches."""
+    """Write a split as `read_split` would, in two batches; returns the path."""
 
     def batch(rows: list[Document]) -> pa.RecordBatch:
         first, second, size = zip(*rows, strict=True) if rows else ((), (), ())

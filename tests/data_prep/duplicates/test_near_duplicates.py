@@ -1,4 +1,4 @@
-"""Near duplicates over several splits: against brute force, and the same whatever the order."""
+"""Near duplicates over several splits, compared with brute force; the result does not depend on the order."""
 
 import math
 import random
@@ -45,7 +45,7 @@ def run_stage(
     ranges: int | None = None,
     backwards: bool = False,
 ) -> tuple[list[Output], Output]:
-    """All outputs but the last, and the clusters."""
+    """Run the stage; returns all outputs but the last, and the clusters."""
     paths = [write_read_split(folder / f"read-{number}.arrow", texts) for number, texts in enumerate(splits)]
     items = [
         SignSplit(f"sign-{number}", str(folder / "signed"), path, dropped[number] if dropped else NO_ROWS, config)
@@ -81,7 +81,7 @@ def words_of(rng: random.Random, number: int) -> list[str]:
 
 
 def edited(rng: random.Random, words: list[str], edits: int) -> list[str]:
-    """`words` with so many of them replaced by others."""
+    """Return `words` with so many of them replaced by others."""
     words = words.copy()
     for index in rng.sample(range(len(words)), edits):
         (words[index],) = words_of(rng, 1)
@@ -94,7 +94,7 @@ def shingles_of(text: str) -> set[tuple[str, ...]]:
 
 
 def similarities(shingles: dict[str, set[tuple[str, ...]]]) -> dict[tuple[str, str], float]:
-    """Jaccard similarity of all pairs that share a shingle, each pair in the order of the texts."""
+    """Return the Jaccard similarity of all pairs that share a shingle, each pair in the order of the texts."""
     have: dict[tuple[str, ...], list[str]] = {}
     for text, its_shingles in shingles.items():
         for shingle in its_shingles:
@@ -105,7 +105,7 @@ def similarities(shingles: dict[str, set[tuple[str, ...]]]) -> dict[tuple[str, s
 
 
 def planted(seed: int, families: int = 60) -> list[str]:
-    """Documents of 150 to 600 words and, of each, five more with 0 to 6 % of the words replaced."""
+    """Return documents of 150 to 600 words and, for each, five more with 0 to 6 % of the words replaced."""
     rng = random.Random(seed)
     texts = []
     for _ in range(families):
@@ -123,7 +123,7 @@ def into(texts: list[str], splits: int) -> list[list[str]]:
 
 
 def test_recall_and_precision_against_brute_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pairs that are found, by similarity, beside what theory expects; all pairs of 360 documents are compared."""
+    """Found pairs by similarity are compared with theory, over all pairs of 360 documents."""
     texts = planted(seed=1)
     splits = into(texts, 3)
     _, clusters = run_stage(tmp_path, splits)
@@ -241,7 +241,7 @@ def test_outputs_have_the_same_bytes_whoever_makes_them_and_stay(tmp_path: Path)
 def test_what_pairs_join_is_a_cluster(
     signed_forty: tuple[list[str], list[str]], files: list[list[tuple[int, int]]], names: list[int]
 ) -> None:
-    """Any graph, its edges in any order and files, beside components found by hand."""
+    """Graphs with edges in any order and in any files are compared with components from a simple algorithm."""
     texts, paths = signed_forty
     group = list(range(40))
     for one, other in chain(*files):
@@ -274,7 +274,7 @@ def test_what_pairs_join_is_a_cluster(
 
 @pytest.fixture(scope="module")
 def signed_forty(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
-    """Forty texts of a few lengths, and the paths of two signed splits that hold twenty each."""
+    """Forty texts of a few lengths, and the paths of two signed splits with twenty each."""
     folder = tmp_path_factory.mktemp("forty")
     rng = random.Random(11)
     texts = [" ".join(f"{rng.getrandbits(32):08x}" for _ in range(rng.randint(10, 13))) for _ in range(40)]
@@ -337,7 +337,7 @@ def test_a_large_group_is_compared_with_leaders(tmp_path: Path, monkeypatch: pyt
 def test_a_group_of_documents_that_are_not_alike_is_not_compared_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row a band makes candidates of documents that share little."""
+    """With one row per band, documents that share little become candidates."""
     monkeypatch.setattr(near_duplicates, "ALL_PAIRS_DOCUMENTS", 4)
     monkeypatch.setattr(near_duplicates, "MAX_LEADERS", 3)
     rng = random.Random(9)

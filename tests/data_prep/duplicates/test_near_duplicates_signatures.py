@@ -1,4 +1,4 @@
-"""Signatures: what they estimate, how well, and that they depend on a document's shingles alone."""
+"""Signatures: what they estimate, how accurately, and that they depend on a document's shingles alone."""
 
 import math
 import random
@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "near-duplicates.md"
 
 
 def random_pairs(pairs: int, shared: int, own: int, seed: int) -> tuple[pa.Array, pa.Array]:
-    """Texts of random words, pair by pair with `shared` words in both and `own` in each alone."""
+    """Return pairs of texts of random words, with `shared` words in both and `own` words in each alone."""
     rng = random.Random(seed)
     one, other = [], []
     for _ in range(pairs):
@@ -111,7 +111,7 @@ def test_no_fewer_bands_would_find_enough(threshold: float) -> None:
 
 
 def test_signatures_stay_what_they_are() -> None:
-    """A data set that grows is compared with documents signed before."""
+    """A data set that grows is compared with documents that were signed before."""
     values, _ = signatures(pa.array(["The quick brown fox jumps over the lazy dog, and runs."]), 5, 16)
     assert values.astype("<u4").tobytes().hex() == (
         "d02cdbb1a081cd1a4047d18a9033ad6646eff3ba0490965b705fe60004efc16c"

@@ -1,4 +1,4 @@
-"""Words and n-grams, against a reference that goes through the characters one by one."""
+"""Words and n-grams, compared with a reference that reads character by character."""
 
 import unicodedata
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def lower(character: str) -> str:
 
 
 def reference_words(text: str) -> list[tuple[int, str]]:
-    """Where each word starts, in bytes, and what it is in lower case."""
+    """Return the position of each word, in bytes, and the word in lower case."""
     words: list[tuple[int, str]] = []
     before, at = "separator", 0
     for character in text:
@@ -62,7 +62,7 @@ def found_words(text: str) -> list[tuple[int, int]]:
 
 
 def hashes_of(texts: list[str], n: int) -> list[list[int]]:
-    """The n-gram hashes of each text, in order, without those that stand in two parts of a long text."""
+    """Return the n-gram hashes of each text, in order; those that are in two parts of a long text count once."""
     result: list[dict[tuple[int, int], int]] = [{} for _ in texts]
     for words in read_words(pa.array(texts, pa.string()), carried=n - 1):
         grams = ngrams(words, n)

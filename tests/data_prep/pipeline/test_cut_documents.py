@@ -1,4 +1,4 @@
-"""What is in the shards when evaluation texts are cut out of documents: no duplicate, and nothing on both sides."""
+"""Shards after evaluation texts were cut out of documents: no duplicates, and nothing in both splits."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from multihop.data_prep.pipeline.prepare import prepare
 from multihop.data_prep.tokenizers.tokenizer import load
 
 EDGE = " ".join(["x"] * 110)
-"""Cut away with the evaluation text beside it: more than 200 characters, the same everywhere."""
+"""Text that is cut away with the evaluation text next to it: over 200 characters, the same everywhere."""
 
 
 def words(seed: str, count: int) -> list[str]:
@@ -32,7 +32,7 @@ PASSAGES = [words(f"passage {number}", 120) for number in range(3)]
 
 @pytest.fixture(scope="module")
 def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GPT-2's tokenizer with a token for each byte and no merges: documents are decoded as they were."""
+    """GPT-2's tokenizer with a token for each byte and no merges, which decodes documents exactly."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     folder = tmp_path_factory.mktemp("bytes")
@@ -43,12 +43,12 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 passages = st.tuples(st.sampled_from(range(len(PASSAGES))), st.integers(0, 2))
-"""The number of a passage, and how many of its words are others in this document."""
+"""The number of a passage, and how many of its words are changed in this document."""
 pages = st.lists(st.tuples(passages, st.none() | st.sampled_from(range(len(EXAM))), passages), min_size=1, max_size=12)
 
 
 def page(number: int, left: tuple[int, int], exam: int | None, right: tuple[int, int]) -> str:
-    """Two passages with an evaluation text between them; each names its page once it has changed words."""
+    """Return two passages with an evaluation text between them; changed words include the number of the page."""
 
     def passage(side: str, which: int, changed: int) -> str:
         text = list(PASSAGES[which])
@@ -61,7 +61,7 @@ def page(number: int, left: tuple[int, int], exam: int | None, right: tuple[int,
 
 
 def prepared(folder: Path, texts: list[str], tokenizer: Path, near: bool) -> tuple[Manifest, dict[str, list[str]]]:
-    """The manifest, and the texts of the documents in each split's shards."""
+    """Prepare texts; returns the manifest, and the texts of the documents in each split's shards."""
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (folder / "exam.txt").write_text("\n".join(EXAM))
     data = DataConfig(

@@ -1,4 +1,4 @@
-"""Rows of pairs, against the plain way to make them, for any texts."""
+"""Rows of pairs of any texts, compared with a simple way to make them."""
 
 from pathlib import Path
 

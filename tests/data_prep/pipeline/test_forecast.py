@@ -1,4 +1,4 @@
-"""What a preparation would do, told before it is started."""
+"""The forecast of a preparation, before it starts."""
 
 import gzip
 import json

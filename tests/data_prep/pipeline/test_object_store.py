@@ -1,4 +1,4 @@
-"""Preparation on nodes that share nothing but a bucket: each has a cache of its own, and cannot see the caller's."""
+"""Preparation on nodes that share only a bucket: each has its own cache, and cannot see that of the caller."""
 
 import os
 import shutil
@@ -25,14 +25,14 @@ TOKENIZER = TokenizerConfig(vocab_size=150, threads=1)
 
 
 class Nodes:
-    """A caller and two others, which take the tasks in turn."""
+    """A caller and two other nodes, which take the tasks in turn."""
 
     def __init__(self, folder: Path, location: str) -> None:
         self.folder, self.location = folder, location
         self.done: set[tuple[str, str]] = set()
-        """Nodes and types of the items that they had."""
+        """Pairs of a node and the type of an item that it processed."""
         self.dies_at = ""
-        """The item's type at which the caller ends."""
+        """Type of the item at which the caller is interrupted."""
 
     def prepare(self, data: DataConfig, tok: TokenizerConfig = TOKENIZER) -> Manifest:
         with self._at("caller") as cache:
@@ -89,7 +89,7 @@ def nodes(tmp_path: Path, bucket: str) -> Nodes:
 
 @pytest.fixture
 def recipe(planted: tuple[DataConfig, dict[str, str]], bucket: str) -> DataConfig:
-    """One source on the caller's disk, one in the bucket."""
+    """A recipe with one source on the caller's disk and one in the bucket."""
     data, _ = planted
     texts = Path(data.sources[1].path)
     open_folder(f"{bucket}/texts").write(texts.name, [texts.read_bytes()])
@@ -97,13 +97,13 @@ def recipe(planted: tuple[DataConfig, dict[str, str]], bucket: str) -> DataConfi
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """But for the one that holds times."""
+    """Return the content of the files, except the one that records times."""
     files = [path for path in folder.glob("[a-z]*") if path.is_file() and path.name != VERIFIED]
     return {path.name: path.read_bytes() for path in files}
 
 
 def kill_at(nodes: Nodes, item: str, recipe: DataConfig) -> None:
-    """The caller ends there, and all caches are lost."""
+    """Interrupt the caller at an item, and delete all caches."""
     nodes.dies_at = item
     with pytest.raises(KeyboardInterrupt):
         nodes.prepare(recipe)
@@ -128,7 +128,7 @@ def test_pairs_and_their_two_tokenizers_pass_through_the_store(nodes: Nodes, tmp
     for side, name in enumerate(("a.en", "a.es")):
         (tmp_path / name).write_text("".join(each[side] + "\n" for each in pairs))
     data = pairs_recipe(tmp_path / "a.en", target_path=str(tmp_path / "a.es"))
-    tok = TOKENS.model_copy(update={"separate": True, "vocab_size": 90})
+    tok = TOKENS.model_copy(update={"separate_vocabularies": True, "vocab_size": 90})
     wanted = prepare(data, tok, tmp_path / "local")
     assert nodes.prepare(data, tok) == wanted and nodes.data_set() == files_of(tmp_path / "local")
     assert {"CountUnknown", "EncodeSplit"} <= nodes.of("node-0") and nodes.of("caller") <= {
@@ -214,5 +214,5 @@ def test_a_node_keeps_to_the_limit_of_its_cache(
 
 
 def stage_bytes(nodes: Nodes) -> int:
-    """Of the outputs in the cache of a node."""
+    """Return the number of bytes of the outputs in the cache of one node."""
     return sum(path.stat().st_size for path in nodes.folder.glob("node-0/multihop/stages/**/*") if path.is_file())

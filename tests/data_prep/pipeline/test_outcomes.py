@@ -1,4 +1,4 @@
-"""However much is set aside: everything is counted, and what is named fits into a manifest that can be read."""
+"""However much is set aside, everything is counted, and the named part fits into a readable manifest."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from multihop.data_prep.stages.outputs import Output
 
 
 def read_of(names: list[str], metadata: Callable[[int], dict[str, Any]]) -> tuple[list[list[FileRange]], list[Output]]:
-    """Files of one part each, and what reading them gave: `metadata` of a number beside "nothing was bad"."""
+    """Return files of one part each, and the outputs of reading them: `metadata` of a number updates a good result."""
     files = [InputFile(name, f"/{name}", 0, "text", "jsonl", "", 100, 1) for name in names]
     nothing = {"documents": 100, "places": 130, "unreadable": None, "filtered": {}, "bad": {}, "named": []}
     read = [Output("", "", "", {"parts": [nothing | metadata(number)]}) for number in range(len(files))]
@@ -28,7 +28,7 @@ def read_of(names: list[str], metadata: Callable[[int], dict[str, Any]]) -> tupl
 def test_a_crawl_with_a_few_bad_lines_in_each_file_has_a_manifest_that_can_be_read(
     tmp_path: Path, data: DataConfig, tok: TokenizerConfig
 ) -> None:
-    """30,000 files with 30 bad lines each, and a broken file after them."""
+    """The crawl has 30,000 files with 30 bad lines each, and a broken file after them."""
     names = [f"{'crawl-' + 'x' * 200}/{'y' * 200}/part-{number:06d}.jsonl" for number in range(30_000)] + ["last.jsonl"]
     few = [[place, "broken JSON"] for place in range(NAMED_PER_FILE)]
     bad = {"documents": 0, "unreadable": "broken gzip"}

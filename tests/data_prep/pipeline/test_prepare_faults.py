@@ -1,4 +1,4 @@
-"""What a fault does to preparation: nothing half-done is taken for whole, and the same command mends it."""
+"""Faults during preparation: partial results are never used as complete, and the same command repairs it."""
 
 import errno
 import gzip
@@ -68,7 +68,7 @@ def write_config(path: Path, data: DataConfig, tok: TokenizerConfig) -> Path:
 
 @pytest.fixture(scope="module")
 def every_stage(tmp_path_factory, planted_in) -> tuple[Path, DataConfig, TokenizerConfig, Path, list[str]]:
-    """A recipe with every stage as a file and as settings, what it gives undisturbed, and where each rename goes."""
+    """A recipe with every stage as a file and as settings, its undisturbed result, and the target of each rename."""
     folder = tmp_path_factory.mktemp("every-stage")
     data, _ = planted_in(folder)
     tok = TokenizerConfig(vocab_size=150, threads=1)
@@ -79,7 +79,7 @@ def every_stage(tmp_path_factory, planted_in) -> tuple[Path, DataConfig, Tokeniz
 
 
 def survives(every_stage, out: Path, fault: str, number: int) -> None:
-    """The fault leaves no data set and nothing half-done; the next start goes on to the bytes of one undisturbed."""
+    """Assert that a fault leaves no data set and nothing partial, and that the next start gives the expected bytes."""
     config, data, tok, undisturbed, _ = every_stage
     child = in_a_child(config, out, fault, number)
     if fault == "kill":

@@ -1,4 +1,4 @@
-"""All that a recipe can ask of the preparation at once: filters, near duplicates, evaluation texts."""
+"""All rules of a recipe's preparation together: filters, near duplicates, evaluation texts."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_a_changed_rule_redoes_only_what_follows_it(tmp_path, planted, tok):
 
 
 def test_changed_cleaning_prepares_the_evaluation_texts_again(tmp_path, planted, tok):
-    """Documents that it does not change are compared as before with all but these."""
+    """Documents that the new cleaning does not change are compared with these texts again, and nothing else is."""
     pytest.importorskip("ftfy")
     data, _ = planted
     work = tmp_path / "work"

@@ -1,4 +1,4 @@
-"""A folder with everything that goes wrong: each has its outcome and its reason, and the rest is read."""
+"""A folder with all kinds of bad input: each has its outcome and its reason, and the rest is read."""
 
 import bz2
 import gzip
@@ -159,7 +159,7 @@ print(broken)
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream", "dictionary"])
 def test_no_damage_of_a_table_ends_the_process(tmp_path: Path, kind: str) -> None:
-    """pyarrow trusts what it reads: without care some of these abort, some read memory that is not theirs."""
+    """pyarrow trusts what it reads: without checks some of these abort, and some read foreign memory."""
     table = pa.table({"number": list(range(300)), "text": [f"text {number % 9} " * 5 for number in range(300)]})
     if kind == "dictionary":
         table = table.set_column(1, "text", table.column("text").dictionary_encode())
@@ -199,7 +199,7 @@ except UnreadableFileError:
 
 
 def test_a_process_that_ends_after_a_broken_footer_ends_well(tmp_path: Path) -> None:
-    """pyarrow reads it in a thread of its own, which aborts the process if it lets go of the bytes too late."""
+    """pyarrow reads it in a thread of its own, which aborts the process if it releases the bytes too late."""
     path = tmp_path / "a.arrow"
     path.write_bytes(b"ARROW1\0\0" + b"x" * 100 + b"\xff\xff\xff\x0fARROW1")
     assert _run(ENDS_AT_ONCE, path) == "broken\n"
@@ -308,7 +308,7 @@ def test_identities_of_names_that_do_not_print_are_remembered(tmp_path: Path, od
 
 @pytest.fixture
 def readable() -> Iterator[Path]:
-    """A folder that any user may enter, as pytest's are not."""
+    """A folder that any user may enter, unlike pytest's folders."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)

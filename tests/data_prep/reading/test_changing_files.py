@@ -1,4 +1,4 @@
-"""Files that grow, shrink, become others or go while they are read."""
+"""Files that grow, shrink, are replaced or disappear while they are read."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ from multihop.data_prep.reading.sources import FileRange, InputFile, list_files
 
 
 def changed_while_read(path: Path, change: Callable[[], object]) -> list[str | BadDocument]:
-    """The documents of a file to which `change` is done after the first of them."""
+    """Return the documents of a file that `change` modifies after the first of them was read."""
     reading = read_range(one_part(path))
     first = next(reading)
     change()
@@ -100,7 +100,7 @@ def test_a_file_that_is_gone_after_the_listing_is_set_aside(tmp_path: Path) -> N
 
 
 def test_names_that_print_alike_are_remembered_separately(tmp_path: Path) -> None:
-    """A line break is shown as backslash and n: another file may be called that."""
+    """A line break in a name is printed as backslash and n, which may be the name of another file."""
     names = ["a\nb.txt", "a\\nb.txt", "a\\\\nb.txt", "caf\xe9.txt", "caf\udce9.txt", "caf\\xe9.txt"]
     for number, name in enumerate(names):
         (tmp_path / "texts").mkdir(exist_ok=True)
@@ -119,7 +119,7 @@ def test_names_that_print_alike_are_remembered_separately(tmp_path: Path) -> Non
 def test_what_was_set_aside_for_now_is_read_the_next_time(
     tmp_path: Path, tok: TokenizerConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bytes, once read while they were being changed: the entry that says so is not for ever."""
+    """A file was set aside because it changed while being read; with the same bytes, it is read again later."""
     data = DataConfig(sources=[Source(path=str(corpus))], heldout_fraction=0.1, max_bad_fraction=0.1)
 
     def prepared(hashed: Callable[[list[InputFile]], dict[str, str]]) -> Manifest:

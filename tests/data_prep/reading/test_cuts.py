@@ -1,4 +1,4 @@
-"""However a file is cut into parts, each of its documents is read once, in order, and nothing too long is held."""
+"""However a file is cut into parts, each of its documents is read once, in order, with bounded memory."""
 
 import json
 import pickle
@@ -61,7 +61,7 @@ def test_every_line_is_in_the_part_where_it_begins(texts: list[bytes], ended: bo
 
 
 def plain_blocks(data: bytes) -> list[tuple[int, bytes]]:
-    """Block by block without parts, chunks and limits."""
+    """Return the blocks of the data, without parts, chunks and limits."""
     found: list[tuple[int, list[bytes]]] = []
     at, inside = 0, False
     for line in data.split(b"\n"):

@@ -1,4 +1,4 @@
-"""The same documents from a disk, a bucket, a web server and any file system of fsspec; what happens when they fail."""
+"""The same documents from a disk, a bucket, a web server and any fsspec file system, and their failures."""
 
 import contextlib
 import gzip
@@ -32,7 +32,7 @@ TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(
 
 
 def write_all(folder: Path) -> Path:
-    """The TEXTS in each format; the same names and bytes wherever they are copied."""
+    """Write the TEXTS in each format, with the same names and bytes in every location; returns the folder."""
     (folder / "inner").mkdir(parents=True)
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
     (folder / "a.jsonl").write_bytes(rows)
@@ -99,7 +99,7 @@ def test_globs_mean_the_same_here_and_in_a_bucket(
 
 @pytest.fixture(scope="module")
 def s3_places(s3_server: Any, folder: Path) -> str:
-    """A bucket with the folder's files that all tests may read."""
+    """Location of a bucket with the folder's files, which all tests may read."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("AWS_ACCESS_KEY_ID", "somebody")
         patched.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-theirs")

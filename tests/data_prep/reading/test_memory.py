@@ -44,7 +44,7 @@ print(peak() - before, texts, bad)
 
 
 def read(path: Path, documents: str = "file") -> tuple[int, int, dict[str, int]]:
-    """MiB of memory that reading took at its peak, texts, and bad ones by their reasons."""
+    """Return the peak memory of reading in MiB, the number of texts, and the bad ones by their reasons."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", READ, str(path), documents]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def lines_of(texts: int) -> bytes:
 
 
 def a_line_of_zeros(path: Path, mib: int) -> None:
-    """Some lines, one of `mib` MiB that takes no place on the disk, some lines, one of nearly 64 MiB, some lines."""
+    """Write lines of which one has `mib` MiB, without space on the disk, and one has nearly 64 MiB."""
     some = lines_of(1000)
     with open(path, "wb") as file:
         file.write(some)
@@ -79,7 +79,7 @@ def a_bomb(path: Path, mib: int) -> None:
 
 
 def one_row_group(path: Path, mib: int) -> None:
-    """A row group of `mib` MiB of text that does not compress to nothing, with a value of nearly 64 MiB."""
+    """Write a row group of `mib` MiB of text that compresses only partly, with a value of nearly 64 MiB."""
     texts = [json.loads(line)["text"] for line in lines_of(1000).splitlines()]
     batch = pa.record_batch({"text": texts})
     large = pa.record_batch({"text": ["x" * (64 * 2**20 - 1)]})

@@ -1,4 +1,4 @@
-"""Pairs are read from every format, whole or in parts; a bad one is set aside with its reason, or the file is."""
+"""Pairs are read from every format, whole or in parts; a bad pair or a bad file is set aside with its reason."""
 
 import gzip
 import json

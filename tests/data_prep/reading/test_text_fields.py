@@ -1,4 +1,4 @@
-"""Which fields hold text is found in the first rows of files of every format."""
+"""Text fields are recognized from the first rows of files of every format."""
 
 import gzip
 import json

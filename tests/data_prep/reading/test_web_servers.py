@@ -1,4 +1,4 @@
-"""Web servers that send other bytes than were asked for, change a file while it is read, or hardly send anything."""
+"""Web servers that send bytes other than requested, change a file while it is read, or are very slow."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ from multihop.data_prep.reading.sources import InputFile, group_into_splits, lis
 
 TEXTS = [f"text number {number} " + "word " * (number % 50) for number in range(400)]
 OTHERS = [text.replace("word", "WORD") for text in TEXTS]
-"""In as many bytes."""
+"""Other texts of the same lengths in bytes."""
 NAMES = ["a.jsonl", "b.jsonl.gz", "c.parquet"]
 
 
@@ -57,7 +57,7 @@ def documents(files: list[InputFile]) -> list[Any]:
 def test_a_range_that_begins_before_the_requested_byte_is_accepted(
     web: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A cache may send whole blocks."""
+    """Caches may send whole blocks."""
     monkeypatch.setattr(Web, "aligned", 4_096)
     monkeypatch.setattr(Web, "cutting_every", 3)
     assert documents(listed(f"{web}/{name}")) == TEXTS
@@ -99,7 +99,7 @@ def test_a_file_replaced_by_one_of_its_size_after_hashing_is_set_aside(
 def test_a_file_that_changes_between_two_requests_is_not_read_as_a_mixture(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str, ranges: bool
 ) -> None:
-    """It is the first one again when the reader looks at the end."""
+    """The first version is there again when the reader checks at the end."""
     monkeypatch.setattr(Web, "tells", tells)
     monkeypatch.setattr(Web, "ranges", ranges)
     files = listed(f"{web}/a.jsonl")

@@ -1,4 +1,4 @@
-"""The filter as a whole: what is on, in which order, what it is told as the reason."""
+"""The filter as a whole: which rules are on, in which order, and the reported reasons."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""C4's rules: lines that are cut, documents that are dropped."""
+"""C4's rules: which lines are cut, and which documents are dropped."""
 
 import pytest
 from hypothesis import given

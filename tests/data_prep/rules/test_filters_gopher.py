@@ -1,4 +1,4 @@
-"""Gopher's rules beside the paper's words, written down without any thought of speed."""
+"""Gopher's rules, compared with a literal implementation of the paper that ignores speed."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ documents = st.lists(
 
 
 def plain_top_share(words: list[str], n: int) -> float:
-    """Of the characters, those "contained within the most frequently-occurring n-gram"."""
+    """Return the share of the characters "contained within the most frequently-occurring n-gram"."""
     ngrams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     most = max((ngrams.count(ngram) for ngram in ngrams), default=0)
     if most < 2:
@@ -32,14 +32,14 @@ def plain_top_share(words: list[str], n: int) -> float:
 
 
 def plain_duplicate_share(words: list[str], n: int) -> float:
-    """Of the characters, those "within all duplicate n-grams", "in overlapping n-grams" no "more than once"."""
+    """Return the share of characters "within all duplicate n-grams", "in overlapping n-grams" not "more than once"."""
     ngrams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     inside = {i + k for i, ngram in enumerate(ngrams) if ngram in ngrams[:i] for k in range(n)}
     return sum(len(words[i]) for i in inside) / max(sum(map(len, words)), 1)
 
 
 def plain_duplicates(parts: list[str]) -> tuple[float, float]:
-    """The share of parts, and of characters in parts, that occurred before."""
+    """Return the share of parts, and of characters in parts, that occurred before."""
     again = [part for i, part in enumerate(parts) if part in parts[:i]]
     return len(again) / len(parts), sum(map(len, again)) / sum(map(len, parts))
 

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 — letters of many scripts
-"""Languages are told apart, with the scores of py3langid."""
+"""Languages are identified, with the scores of py3langid."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Sides of pairs are cleaned by themselves, and each rule drops what it says."""
+"""Sides of pairs are cleaned separately, and each rule drops what it describes."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 — punctuation of many scripts
-"""Sentences: where they end in several languages, that none loses a character, and that long texts are no trouble."""
+"""Sentences: where they end in several languages, that no character is lost, and that long texts are fast."""
 
 from itertools import pairwise
 

@@ -152,7 +152,7 @@ def test_words_can_be_added_again(content_of: Callable[[str], bytes]) -> None:
 
 
 def test_what_cannot_be_extended_is_refused(content_of: Callable[[str], bytes], document: Callable[[int], str]) -> None:
-    with pytest.raises(UserError, match=r"add_words=1,000 are more than the \d+ words .* set \d+ or less"):
+    with pytest.raises(UserError, match=r"add_words=1,000 is more than the \d+ words .* set \d+ or less"):
         add_words(content_of("bert"), FIELD, 1000)
     bpe = train([document(number) for number in range(200)], TokenizerConfig(kind="bpe", vocab_size=150, threads=1))
     with pytest.raises(UserError, match="words can be added to WordPiece, byte-level BPE and"):

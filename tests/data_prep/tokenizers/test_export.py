@@ -36,7 +36,7 @@ KINDS = [(kind, tokens) for kind in ("unigram", "bpe") for tokens in ("bert", "g
 
 @dataclass(frozen=True)
 class Pair:
-    """A SentencePiece model, and the exported folder as it opens."""
+    """A SentencePiece model, and the exported folder as transformers opens it."""
 
     ours: SentencePieceProcessor
     theirs: Any
@@ -59,9 +59,9 @@ def export(folder: Path, texts: Sequence[str], kind: str, tokens: str, vocab_siz
 
 
 def expected(pair: Pair, text: str) -> list[int]:
-    """Each stretch of text by SentencePiece, and the special tokens that are spelled between them.
+    """Return the ids of each stretch of text by SentencePiece, and of the special tokens that are written between them.
 
-    Behind a special token a stretch continues a word unless it begins with a blank.
+    After a special token, a stretch continues a word unless it begins with a blank.
     """
     spelled = {pair.ours.id_to_piece(number): number for number in pair.special_ids.values()}
     ids: list[int] = []
@@ -85,7 +85,10 @@ def check(pair: Pair, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def pair_of(document: Callable[[int], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair]:
-    """(kind, special tokens) -> a tokenizer of made-up text with runs of signs, digits, accents and capitals."""
+    """A function that returns a tokenizer of a kind with a set of special tokens.
+
+    It is trained on made-up text with runs of signs, digits, accents and capitals.
+    """
     words = ["naïve", "日本語", "-----", "...", "aaaa", "QQ", "3.14", "(x)", "don't", "É", "=", "==", "🙂", "B2B", "ガ"]
     texts = [f"{document(n)} {words[n % len(words)]} {words[(n * 7 + 3) % len(words)]} Q" for n in range(300)]
 
@@ -97,10 +100,10 @@ def pair_of(document: Callable[[int], str], tmp_path_factory: pytest.TempPathFac
 
 
 def is_comparable(text: str) -> bool:
-    """False where a mark follows a sign that stands for several letters, or one that stands for nothing.
+    """Return False if a mark follows a sign that is normalized to several letters, or to nothing.
 
-    SentencePiece then leaves the mark alone; in the exported tokenizer it joins the last letter. Behind a special
-    token, a sign that stands for nothing is a blank there.
+    SentencePiece then leaves the mark alone; in the exported tokenizer it joins the last letter. After a special
+    token, a sign that is normalized to nothing is a blank there.
     """
     marked = [before for before, mark in pairwise(text) if unicodedata.combining(mark)]
     joins = any(len(unicodedata.normalize("NFKC", each)) > 1 or unicodedata.category(each) == "Cc" for each in marked)
@@ -145,7 +148,7 @@ def test_letters_taken_apart(pair_of: Callable[[str, str], Pair], form: str) -> 
 
 
 def test_every_character_alone(pair_of: Callable[[str, str], Pair]) -> None:
-    """Of the table, in order; U+0344 is two marks, which NFC joins with the letter before."""
+    """All characters of the table are tested in order; U+0344 is two marks, which NFC joins with the letter before."""
     pair = pair_of("unigram", "bert")
     ours, theirs = pair.ours.normalize, pair.theirs.backend_tokenizer.normalizer.normalize_str
     characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000 and code != 0x344]

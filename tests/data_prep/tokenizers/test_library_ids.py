@@ -1,4 +1,4 @@
-"""A tokenizer.json has the ids that its own library gives a whole text, though words are cached and texts are cut."""
+"""A tokenizer.json gives the ids of its own library for a whole text, although words are cached and texts are cut."""
 
 import json
 import os
@@ -29,7 +29,7 @@ PUBLISHED = ["gpt2", "roberta", "modernbert", "codegen"]
 
 @pytest.fixture(scope="module")
 def content_of(document: Callable[[int], str]) -> Callable[[str], bytes]:
-    """The tokenizer.json of a layout."""
+    """A function that returns the tokenizer.json of a layout."""
     code = ["def f(x):\n        if x:\n\t\treturn 'é'\n", "日本語 한글 🙂 naïve don't we'll 3.14 ..... ====="]
     texts = [*map(document, range(200)), *code * 50, *nasty_texts(200, 1)]
 
@@ -53,7 +53,7 @@ def both(content: bytes) -> tuple[Tokenizer, published.tokenizers.Tokenizer]:
 
 
 def check(content: bytes, texts: list[str]) -> None:
-    """Of whole texts, in batches, and of documents in parts."""
+    """Compare the ids of whole texts, in batches, and of documents in parts with the library's."""
     ours, library = both(content)
     for start in range(0, len(texts), 500):
         batch = texts[start : start + 500]
@@ -91,7 +91,7 @@ def test_a_hundred_thousand_nasty_texts(content_of: Callable[[str], bytes], name
 @pytest.mark.parametrize("name", ["gpt2", "modernbert", "bert", "bert-cased"])
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.long)])
 def test_every_character(content_of: Callable[[str], bytes], name: str, step: int) -> None:
-    """Between letters, digits, signs and spaces, which would show another class than the library's."""
+    """Each character is between letters, digits, signs and spaces, which reveal a class other than the library's."""
     characters = [chr(code) for code in range(0x80, sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
     alike = [each for each in characters if 0x3400 < ord(each) < 0x9FFF or unicodedata.category(each) == "Co"]
     chosen = sorted({*characters} - {*alike[1:]})[::step]

@@ -21,12 +21,12 @@ MASKED = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
 PARTS = [" ", "  ", "\t", "\u00a0", "lo", " lo", "Lo mi. ", "ba", ".", ", ", "ing", "don't", "é", "[", "]", "M", "M"]
 
 Opened = tuple[tokenizer.Tokenizer, dict[str, int], Any]
-"""Ours, its special tokens, and the exported one."""
+"""Our tokenizer, its special tokens, and the exported tokenizer."""
 
 
 @pytest.fixture(scope="module")
 def opened(document: Callable[[int], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    """kind -> a tokenizer of made-up text."""
+    """A function that returns a tokenizer of a kind, trained on made-up text."""
     texts = [document(number) for number in range(200)]
 
     @cache

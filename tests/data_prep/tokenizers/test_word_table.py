@@ -1,4 +1,4 @@
-"""Words that are looked up are those that stand in the text, whatever their bytes, lengths and number."""
+"""Words that are looked up are those of the text, whatever their bytes, lengths and number are."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from multihop.data_prep.tokenizers.word_table import WordTable
 
 
 def spell(words: list[str]) -> Iterable[list[int]]:
-    """A word's bytes as its tokens, and an end behind them; of nothing, nothing."""
+    """Return the bytes of each word as its tokens, followed by an end token; nothing for an empty word."""
     return ([*word.encode(), 256] if word else [] for word in words)
 
 

@@ -1,4 +1,4 @@
-"""What trials of one machine share is made once, and again if the disk does not give it back as it was written."""
+"""A folder that trials of one machine share is made once, and again if the disk does not return what was written."""
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor

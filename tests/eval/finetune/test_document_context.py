@@ -1,4 +1,4 @@
-"""Sentences among the others of their document: what is added, and what stays as without."""
+"""Sentences with other sentences of their document as context: what is added, and what does not change."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load
 from multihop.eval.config import EvalConfig, TrialSettings
-from multihop.eval.finetune.frames import Frame, frame_of
 from multihop.eval.finetune.input_cache import TaskInputs, task_inputs
 from multihop.eval.finetune.inputs import Encoded, encode
+from multihop.eval.finetune.templates import Template, template_of
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.columns import tagged_examples
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
@@ -34,9 +34,9 @@ def _check_settings(config: EvalConfig, layers: int) -> None:
     check_settings(config, open_tasks(config), layers)
 
 
-def _open(data: Path, family: str = "bert") -> tuple[Tokenizer, Frame]:
+def _open(data: Path, family: str = "bert") -> tuple[Tokenizer, Template]:
     info = open_dataset(data).manifest.tokenizer
-    return load(data / info.file), frame_of(family, info.special_ids, info.vocab_size)
+    return load(data / info.file), template_of(family, info.special_ids, info.vocab_size)
 
 
 def _sequences(encoded: Encoded) -> list[list[int]]:
@@ -61,13 +61,13 @@ def _documents(draw: st.DrawFn) -> tuple[Example, ...]:
 def test_a_sentence_is_as_without_context_and_its_room_is_filled_from_its_document(
     bert_data: Path, part: tuple[Example, ...], seq_len: int, data: st.DataObject
 ) -> None:
-    tokenizer, frame = _open(bert_data)
+    tokenizer, template = _open(bert_data)
     chosen = sorted(data.draw(st.sets(st.integers(0, len(part) - 1), min_size=1)))
     examples = [part[i] for i in chosen]
-    plain = encode(examples, "tagging", tokenizer, frame, seq_len)
-    whole = encode(part, "tagging", tokenizer, frame, 10_000)  # every sentence in full
+    plain = encode(examples, "tagging", tokenizer, template, seq_len)
+    whole = encode(part, "tagging", tokenizer, template, 10_000)  # every sentence in full
     inner = [ids[1:-1] for ids in _sequences(whole)]
-    result = encode(examples, "tagging", tokenizer, frame, seq_len, document_context=part)
+    result = encode(examples, "tagging", tokenizer, template, seq_len, document_context=part)
     room = seq_len - 2
     assert result.targets.tolist() == plain.targets.tolist() and result.cu_targets.tolist() == plain.cu_targets.tolist()
     for at, ids, bare, words, bare_words in zip(
@@ -91,9 +91,9 @@ def test_a_sentence_is_as_without_context_and_its_room_is_filled_from_its_docume
 
 
 def _inputs(task: Task, data: Path, **settings: object) -> TaskInputs:
-    tokenizer, frame = _open(data)
+    tokenizer, template = _open(data)
     chosen = TrialSettings.model_validate({"seq_len": 24, **settings})
-    return task_inputs(lambda: task, task.fingerprint, tokenizer, "t", frame, False, chosen)
+    return task_inputs(lambda: task, task.fingerprint, tokenizer, "t", template, False, chosen)
 
 
 def _conll(folder: Path, **files: str) -> str:

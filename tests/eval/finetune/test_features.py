@@ -1,4 +1,4 @@
-"""A frozen model: what is read of it, what is trained on top, and what stays as it was."""
+"""Features of a frozen model: which states are read, what is trained on top, and what does not change."""
 
 import json
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from multihop.common.json_lines import Row
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import EvalConfig, Features, TrialSettings
-from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import FeatureReader, TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labeled import finetune_labeled
+from multihop.eval.finetune.templates import template_of
 from multihop.eval.inference.embed import means
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
@@ -45,7 +45,7 @@ def _check_settings(config: EvalConfig, layers: int) -> None:
 
 @pytest.fixture
 def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BiLSTM that is trained in a second."""
+    """Reduce the BiLSTM, so that it is trained in a second."""
     monkeypatch.setattr("multihop.eval.finetune.heads.LSTM_UNITS", 32)
 
 
@@ -61,9 +61,9 @@ def _model(config: ModelConfig, data: Path, task: Task, features: Features | Non
 
 def _encoded(task: Task, data: Path, family: str, seq_len: int = 32) -> dict[str, Encoded]:
     info = open_dataset(data).manifest.tokenizer
-    tokenizer, frame = load(data / info.file), frame_of(family, info.special_ids, info.vocab_size, frozen=True)
+    tokenizer, template = load(data / info.file), template_of(family, info.special_ids, info.vocab_size, frozen=True)
     sets = {"train": task.train, "dev": task.dev, "test": task.test}
-    return {name: encode(part, task.kind, tokenizer, frame, seq_len) for name, part in sets.items()}
+    return {name: encode(part, task.kind, tokenizer, template, seq_len) for name, part in sets.items()}
 
 
 @given(st.data())
@@ -188,10 +188,10 @@ def test_a_frozen_model_has_no_dropout(bert: ModelConfig, bert_data: Path) -> No
 
 
 def test_a_frozen_causal_model_reads_no_token_that_pretraining_has_not_seen() -> None:
-    frame = frame_of("gpt2", {"end": 3, "unk": 1}, 100, frozen=True)
-    assert (frame.before, frame.between, frame.after, frame.unknown) == ((3,), (3,), (3,), 1)
+    template = template_of("gpt2", {"end": 3, "unk": 1}, 100, frozen=True)
+    assert (template.before, template.between, template.after, template.unknown) == ((3,), (3,), (3,), 1)
     special = {"cls": 2, "sep": 3, "unk": 1}
-    assert frame_of("bert", special, 100, frozen=True) == frame_of("bert", special, 100)
+    assert template_of("bert", special, 100, frozen=True) == template_of("bert", special, 100)
 
 
 def _choice_and_pair_files(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning learns what can be learned, does the same for the same seed, and keeps the best epoch."""
+"""Fine-tuning learns what can be learned, is the same for the same seed, and keeps the best epoch."""
 
 import math
 from dataclasses import replace
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import TrialSettings
-from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labeled import FineTuned, TargetScale, finetune_labeled, predict, score_of
 from multihop.eval.finetune.loop import NonFiniteLossError, finetune, rate
+from multihop.eval.finetune.templates import template_of
 from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Example, Task
 from multihop.pretrain.engine.inputs import to_device
@@ -30,10 +30,10 @@ Sets = dict[str, Encoded]
 def _encoded(task: Task, data: Path, family: str = "bert", seq_len: int = 64) -> Sets:
     info = open_dataset(data).manifest.tokenizer
     tokenizer = load(data / info.file)
-    frame = frame_of(family, info.special_ids, info.vocab_size)
-    sets = {"train": task.train, "dev": task.dev, "test": task.test, **task.other_sets, **task.unlabelled}
+    template = template_of(family, info.special_ids, info.vocab_size)
+    sets = {"train": task.train, "dev": task.dev, "test": task.test, **task.other_sets, **task.unlabeled}
     both = task.symmetric and FAMILIES[family].causal
-    return {name: encode(part, task.kind, tokenizer, frame, seq_len, both) for name, part in sets.items()}
+    return {name: encode(part, task.kind, tokenizer, template, seq_len, both) for name, part in sets.items()}
 
 
 def _model(config: ModelConfig, data: Path, task: Task, seed: int) -> TaskModel:
@@ -200,14 +200,14 @@ def test_cut_words_get_the_outside_label_or_count_as_wrong_without_one(
 
 
 def _pairs(name: str, count: int) -> tuple[Example, ...]:
-    """Whether one of the two texts is "river"."""
+    """Return examples that ask whether one of the two texts is "river"."""
     words = ("river", "stone", "letter", "garden")
     pairs = [(words[i % 4], words[i // 4 % 4]) for i in range(count)]
     return tuple(Example(pair, (float("river" in pair),), f"{name}{i}") for i, pair in enumerate(pairs))
 
 
 def _choices(count: int) -> tuple[Example, ...]:
-    """Which of two or three words is "river"."""
+    """Return examples that ask which of two or three words is "river"."""
     words = ("stone", "letter", "garden")
     made = []
     for i in range(count):
@@ -234,16 +234,16 @@ def test_pairs_choices_and_further_sets(family: str, request: pytest.FixtureRequ
         dev=_pairs("dev", 16),
         test=_pairs("test", 16),
         other_sets={"mismatched": _pairs("other", 8)},
-        unlabelled={"same.tsv": tuple(Example(e.texts, (), e.id) for e in _pairs("u", 16))},
+        unlabeled={"same.tsv": tuple(Example(e.texts, (), e.id) for e in _pairs("u", 16))},
     )
     settings = quick.model_copy(update={"epochs": 10.0})
     result, _ = _run(config, data, task, settings, 0)
     assert result.value == 1.0 == result.other_metrics["mismatched accuracy"]
-    assert [p.tolist() for p in result.unlabelled["same.tsv"].answers] == [p.tolist() for p in result.predicted.answers]
+    assert [p.tolist() for p in result.unlabeled["same.tsv"].answers] == [p.tolist() for p in result.predicted.answers]
     assert all(row.sum() == pytest.approx(1) for row in result.predicted.probabilities)
 
     choice = replace(task, kind="choice", labels=(), train=_choices(144), dev=_choices(12), test=_choices(12))
-    choice = replace(choice, other_sets={}, unlabelled={}, symmetric=False)
+    choice = replace(choice, other_sets={}, unlabeled={}, symmetric=False)
     result, _ = _run(config, data, choice, settings, 0)
     assert result.value == 1.0
     present = [len(example.texts) - 1 for example in choice.test]

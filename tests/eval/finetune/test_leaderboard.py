@@ -1,4 +1,4 @@
-"""The files that GLUE's leaderboard takes."""
+"""The files that GLUE's leaderboard accepts."""
 
 import numpy as np
 import pytest

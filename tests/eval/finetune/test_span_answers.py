@@ -18,7 +18,7 @@ _CONTEXT = "a0 b1 c2 d3 e4 f5 g6 h7"
 
 
 def _window(example: int, first: int, widest: list[bool], null: int = 0) -> Window:
-    """[CLS] question [SEP], then a token for each word of the context from the `first` one, [SEP]."""
+    """Return a window: [CLS] question [SEP], a token for each word of the context from the `first` one on, [SEP]."""
     starts = 3 * (first + np.arange(len(widest)))
     ids = np.zeros(4 + len(widest), np.int64)
     return Window(example, ids, 3, starts, starts + 2, np.array(widest), null, null, null)

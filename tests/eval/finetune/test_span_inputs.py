@@ -1,4 +1,4 @@
-"""The windows that trials map are those that were cut, and are cut once."""
+"""The windows that trials map into memory are those that were cut, and they are cut once."""
 
 import random
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import pytest
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import TrialSettings
-from multihop.eval.finetune.frames import frame_of
 from multihop.eval.finetune.span_inputs import SpanInputs, encoded, span_inputs
 from multihop.eval.finetune.span_windows import Window, windows
+from multihop.eval.finetune.templates import template_of
 from multihop.eval.tasks.task import Example, Task
 
 _WORDS = ("river", "stone", "letter", "garden", "Captain", "é")
@@ -32,11 +32,11 @@ def _questions(count: int, seed: int) -> tuple[Example, ...]:
 
 @pytest.fixture(params=[False, True], ids=["bert", "gpt2"])
 def inputs(request: pytest.FixtureRequest) -> Callable[..., tuple[SpanInputs, dict[str, list[Window]]]]:
-    """(settings) -> what a trial maps, and the windows of the same questions."""
+    """A function from settings to the inputs that a trial maps into memory, and the windows of the same questions."""
     family = "gpt2" if request.param else "bert"
     data: Path = request.getfixturevalue(f"{family}_data")
     info = open_dataset(data).manifest.tokenizer
-    tokenizer, frame = load(data / info.file), frame_of(family, info.special_ids, info.vocab_size)
+    tokenizer, template = load(data / info.file), template_of(family, info.special_ids, info.vocab_size)
     sets = {"train": _questions(12, 1), "dev": _questions(9, 2), "test": _questions(6, 3)}
     task = Task("squad2", "spans", "SQuAD F1", True, "", **sets, other_metrics=("exact match",))
 
@@ -45,10 +45,9 @@ def inputs(request: pytest.FixtureRequest) -> Callable[..., tuple[SpanInputs, di
             assert not known, "the questions are read again"
             return task
 
-        found = span_inputs(read, task.fingerprint, tokenizer, info.sha256, frame, request.param, settings)
-        framed = ([*frame.before], [*frame.between], [*frame.after])
+        found = span_inputs(read, task.fingerprint, tokenizer, info.sha256, template, request.param, settings)
         cut = {
-            name: windows(part, tokenizer, framed, request.param, settings.seq_len, settings.stride)
+            name: windows(part, tokenizer, template, request.param, settings.seq_len, settings.stride)
             for name, part in sets.items()
         }
         assert [*found.dev.examples] == [*sets["dev"]] and [*found.test.examples] == [*sets["test"]]

@@ -1,4 +1,4 @@
-"""The loss over packed sequences against one over padded sequences."""
+"""The loss over packed sequences, compared with one over padded sequences."""
 
 import pytest
 import torch

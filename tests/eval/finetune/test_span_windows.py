@@ -1,4 +1,4 @@
-"""Questions and contexts as tokens: the places of tokens, windows, and the positions to learn."""
+"""Questions and contexts as tokens: positions of tokens in the text, windows, and the positions to learn."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,8 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer, load, parse
 from multihop.data_prep.tokenizers.tokenizer_json import byte_bpe_json, wordpiece_json
 from multihop.eval.finetune.span_offsets import tokens_with_offsets
-from multihop.eval.finetune.span_windows import Frame, Window, windows
+from multihop.eval.finetune.span_windows import Window, windows
+from multihop.eval.finetune.templates import Template
 from multihop.eval.tasks.task import Example
 
 _PIECES = [
@@ -29,7 +30,7 @@ _PIECES = [
 ]
 _WORDPIECE = parse(wordpiece_json(_PIECES, lowercase=True))
 _CLS, _SEP = _PIECES.index("[CLS]"), _PIECES.index("[SEP]")
-_BERT: Frame = ([_CLS], [_SEP], [_SEP])
+_BERT = Template((_CLS,), (_SEP,), (_SEP,), unknown=0)
 
 _LETTERS = [*gpt2_letters().values()]
 _BYTES = [*_LETTERS, "an", "ban", "Ġban", "'s", "<|endoftext|>"]
@@ -95,7 +96,7 @@ def test_tokens_are_those_of_the_whole_text(unigram: Tokenizer, text: str) -> No
 
 
 def _max_context(spans: list[tuple[int, int]], position: int) -> int:
-    """`_check_is_max_context` of run_squad.py: which of the spans (start, length) wins."""
+    """Return which of the spans (start, length) is chosen by `_check_is_max_context` of run_squad.py."""
     best, best_score = -1, -1.0
     for index, (start, length) in enumerate(spans):
         if start <= position < start + length:

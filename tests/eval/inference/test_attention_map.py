@@ -1,4 +1,4 @@
-"""What a translation attends to: the weights that the model itself applies, token by token."""
+"""The attention map of a translation has the weights that the model itself applies, token by token."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ NAMES = ["-".join(map(str, variant.values())) for variant in ATTENDING]
 
 
 def trained(data: Path, variant: dict[str, Any]) -> TrainedModel:
-    """With weights under which attention is not even."""
+    """Return a model with weights under which attention is not uniform."""
     info = read_data_manifest(data).tokenizer
     config = parse_model_config({**SIZES, "max_positions": 128, **variant})
     model = build_model(config, info.vocab_size)
@@ -41,7 +41,7 @@ def trained(data: Path, variant: dict[str, Any]) -> TrainedModel:
 
 
 def found_of(model: TrainedModel) -> Translation:
-    """Of a sentence, with a translation that another model might have found."""
+    """Return a sentence with a translation that another model might have found."""
     source, target = pair(3)
     ids = [model.tokenizer.encode([side])[0].tolist() for side in (source, target)]
     return Translation(target, 0.0, False, *([*each, model.special_ids["end"]] for each in ids))

@@ -18,7 +18,7 @@ SPECIALS = {"pad": 0, "end": 1, "unk": 2}
 
 
 def peaked_model(family: str, seed: int, **changes: Any) -> EncoderDecoder:
-    """Random weights under which some tokens are likely, the end token among them."""
+    """Return a model with random weights under which some tokens are likely, including the end token."""
     heads = {} if family == "seq2seq" else {"heads": 2}
     sizes = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **heads}
     model = build_model(parse_model_config({"family": family, **sizes, **changes}), VOCABULARY)
@@ -50,7 +50,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def theirs(model: Any, sources: list[list[int]], limit: int, search: Search) -> tuple[list[list[int]], list[float]]:
-    """All hypotheses of all sentences, without padding and start token, and their scores."""
+    """Return all hypotheses of all sentences, without padding and start token, and their scores."""
     longest = max(map(len, sources))
     ids = torch.tensor([[*each, *[SPECIALS["pad"]] * (longest - len(each))] for each in sources])
     real = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in sources])

@@ -1,4 +1,4 @@
-"""What a model makes of texts before and after pretraining."""
+"""Outputs of a model for texts before and after pretraining."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_masks_before_are_those_of_the_initial_weights(
 def test_a_model_that_began_with_other_weights(
     gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """Its checkpoint is its own parent here: nothing changed by pretraining."""
+    """The model's checkpoint is its own parent here, as if pretraining had changed nothing."""
     examples = examples_of(gpt2, gpt2_data, checkpoint, ["The river", ""])
     sha256 = examples.after.checkpoint_sha256
     parent = of_parent(examples.after, str(tmp_path / "checkpoints"), sha256)

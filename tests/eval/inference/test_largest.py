@@ -1,4 +1,4 @@
-"""The largest of many values are those that `topk` finds."""
+"""The largest of many values are those of `topk`."""
 
 import torch
 from hypothesis import given

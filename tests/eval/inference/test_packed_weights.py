@@ -1,4 +1,4 @@
-"""Products with packed weights are torch's own, to rounding, and are used where they should be."""
+"""Products with packed weights equal torch's own up to rounding, and are used where they should be."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from multihop.eval.inference.packed_weights import PackedWeights
 
 
 class Tied(nn.Module):
-    """A layer, and an embedding that is the output matrix too."""
+    """A layer, and an embedding that is also the output matrix."""
 
     def __init__(self, width: int = 24, vocabulary: int = 40) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Tied(nn.Module):
 
 
 def products(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """The output, and how many products used packed weights."""
+    """Return the output, and how many products used packed weights."""
     with torch.inference_mode(), PackedWeights(model), profile() as traced:
         out = model(x)
     return out, sum(event.count for event in traced.key_averages() if event.key == "mkldnn::_linear_pointwise")

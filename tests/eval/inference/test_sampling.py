@@ -20,7 +20,7 @@ SAMPLING = st.builds(
 
 
 def allowed(logits: Tensor, sampling: Sampling) -> set[int]:
-    """The tokens that are left, by the definitions, in double precision; those at the very edge included."""
+    """Return the tokens that are left by the definitions, in double precision, including those at the very edge."""
     probabilities = (logits.double() / sampling.temperature).softmax(-1)
     order = probabilities.argsort(descending=True)[: sampling.top_k]
     probabilities = probabilities[order] / probabilities[order].sum()

@@ -1,4 +1,4 @@
-"""BLEU from sums over sentences is sacrebleu's own, and so is what a test set of it scores."""
+"""BLEU from sums over sentences equals sacrebleu's own, also for a whole test set."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""BLEU by length is sacrebleu's of the sentences of each class; the floor of frequent words is what it says."""
+"""BLEU by length equals sacrebleu's for the sentences of each class; the floor of frequent words is as documented."""
 
 import pytest
 import sacrebleu

@@ -11,7 +11,7 @@ from multihop.eval.tasks.task import Example
 
 
 def _example(*answers: str) -> Example:
-    """An example whose context consists of its answers."""
+    """Return an example whose context consists of its answers."""
     targets: list[float] = []
     context = ""
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The report over several runs says what their files say."""
+"""The report of several runs agrees with their files."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from multihop.eval.report.run_metrics import training_clock
 
 
 def _trained(run: Path, speed: float, unigram: float = 6.5, **recipe: Any) -> Path:
-    """With 20 logged steps of 100 tokens; `recipe` has keys of the first phase."""
+    """Add 20 logged steps of 100 tokens to a run; `recipe` has keys of the first phase. Returns the run's folder."""
     for step in range(1, 21):
         append_row(run / "metrics.jsonl", {"step": step, "tokens": 100 * step, "tokens_per_s": speed, "time": 1.8e9})
     append_row(run / "metrics.jsonl", {"step": 20, "heldout_mlm_loss": 5.0 - speed / 1000})
@@ -31,7 +31,7 @@ def _trained(run: Path, speed: float, unigram: float = 6.5, **recipe: Any) -> Pa
 
 
 def _tables(markdown: str) -> dict[str, list[list[str]]]:
-    """The cells of each table, by its last header."""
+    """Return the cells of each table, by its last header."""
     tables: dict[str, list[list[str]]] = {}
     rows: list[list[str]] = []
     for token in MarkdownIt("commonmark").enable("table").parse(markdown):
@@ -163,7 +163,7 @@ def test_the_clock_goes_on_over_restarts_and_the_first_row_of_a_step_counts(tmp_
 
 
 def _translating(runs: Path, name: str, seed: int, bleu: float, words: Sequence[int] = (5, 15, 15, 45)) -> Path:
-    """A run with a trial of the task `verses`, in which each sentence has a BLEU of 100, or of `bleu` if it is long."""
+    """Make a run with a trial of the task `verses`; each sentence has a BLEU of 100, or of `bleu` if it is long."""
     run = make_run(runs / name, 2, [(0, 9.0)], [(0, "pretrained", 0.5)])
     recipe = json.loads((run / "recipe.json").read_text())
     (run / "recipe.json").write_text(json.dumps({**recipe, "seed": seed, "eval": {"tasks": ["verses"], "seeds": [0]}}))

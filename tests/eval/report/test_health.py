@@ -1,4 +1,4 @@
-"""A run that is ill is told so in one sentence, and a run that is well is left alone."""
+"""The diagnosis is one sentence for a run with a plateau or a collapse, and None for a run that learns."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ from multihop.pretrain.models.config import EncoderConfig
 
 Row = dict[str, Any]
 Numbers = tuple[float, float, float]
-"""unigram_gain, hidden_cosine and hidden_rank."""
+"""Values of unigram_gain, hidden_cosine and hidden_rank."""
 
 # Measured on two small models, every 40 steps: a BERT and a GPT-2 with 2 layers and hidden size 128.
 COLLAPSED: list[Numbers] = [

@@ -1,4 +1,4 @@
-"""The report says what the files of the run say, and the truth when it is not a nice one."""
+"""The report agrees with the files of the run, also where the results are bad."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the report says of the trials: verdicts, settings, grids, pictures and errors."""
+"""The report's sections on the trials: verdicts, settings, grids, pictures and errors."""
 
 import re
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_a_section_among_the_settings_is_shown_key_by_key(tmp_path: Path) -> Non
 
 
 def _grid_run(folder: Path) -> Path:
-    """A task with two rates, two checkpoints, curves and files of predictions of 40 examples."""
+    """Make a run with a task that has two rates, two checkpoints, curves and predictions of 40 examples."""
     rows = []
     for init, step, lr, right in (
         ("pretrained", 1000, 3e-4, 30), ("pretrained", 2000, 3e-4, 36), ("pretrained", 2000, 1e-4, 38),

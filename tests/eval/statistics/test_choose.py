@@ -1,4 +1,4 @@
-"""Each start is judged at its own best settings."""
+"""Each initialization is judged at its own best settings."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from multihop.eval.statistics.choose import TrialGroup, choose, median_scores
 
 
 def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:
-    """A trial whose test score is the opposite of its development score."""
+    """Return a trial whose test score is the opposite of its development score."""
     return {
         "task": "t", "init": init, "seed": seed, "hyperparameters": {"epochs": 3.0, "lr": lr}, "dev_value": dev,
         "value": None if dev is None else 1 - dev, "status": "failed" if dev is None else "ok",

@@ -1,4 +1,4 @@
-"""Differences are found where there are some, and not where there are none."""
+"""Differences are significant where there are some, and not where there are none."""
 
 import math
 
@@ -16,7 +16,7 @@ Float = NDArray[np.float64]
 
 
 def trials(rng: np.random.Generator, skill: float, hardness: Float, seeds: int = 3, of_seeds: float = 0.1) -> Float:
-    """Accuracy statistics (seeds, N, 2) of trials that share a model, differ by seed, and meet the same hardness."""
+    """Return accuracy statistics (seeds, N, 2) of trials of one model with several seeds, on examples of `hardness`."""
     model = rng.normal(size=hardness.shape) * 0.5
     abilities = skill + of_seeds * rng.normal(size=(seeds, 1)) + 0.5 * rng.normal(size=(seeds, len(hardness)))
     right = (abilities + model > hardness).astype(np.float64)
@@ -160,7 +160,7 @@ def test_sentences() -> None:
 
 @pytest.mark.parametrize("nats", [75, 350, 690])
 def test_perplexities_of_any_size_are_judged_alike(nats: float) -> None:
-    """The same nats more for each word multiply every perplexity by one number."""
+    """A constant number of additional nats for each word multiplies every perplexity by one factor."""
     rng = np.random.default_rng(7)
     words = np.full((3, 40, 1), 128.0)
     first, second = (

@@ -1,6 +1,6 @@
-"""How often differences are found where there are none, and where there are some: for few seeds and several tasks.
+"""How often differences are significant with and without a true difference, for few seeds and several tasks.
 
-The tables of docs/evaluation.md are what the long test prints.
+The long test prints the tables of docs/evaluation.md.
 """
 
 import math
@@ -17,20 +17,21 @@ from multihop.eval.statistics.difference import SIGNIFICANT, difference_of_examp
 
 Float = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int, float], Float]
-"""Scores (2 sides, seeds, examples): args: seeds, and the second side's advantage, 0 for none."""
+"""Draws scores (2 sides, seeds, examples) from a generator, the number of seeds and the second side's advantage."""
 
 TASKS = (1, 3, 5, 9)
 SEEDS = (2, 3, 4, 5)
 
 
 def means(shared: float, single: float, quiet: float, examples: int = 60) -> Draw:
-    """A score that is a mean over examples, all normal. The variances are those of the difference of the sides' means,
-    in units of what the seeds make of it.
+    """Return a function that draws normal scores whose mean over the examples is the result.
+
+    Variances are those of the difference of the sides' means, in units of the variance that comes from the seeds.
 
     Args:
-        shared: by examples that all seeds of a side find hard alike.
-        single: by what single seeds make of single examples.
-        quiet: the second side's variance over the seeds, of the first's.
+        shared: variance from examples that are equally hard for all seeds of a side.
+        single: variance from interactions of single seeds with single examples.
+        quiet: the second side's variance over the seeds, relative to the first's.
     """
 
     def draw(rng: np.random.Generator, seeds: int, advantage: float) -> Float:
@@ -45,7 +46,7 @@ def means(shared: float, single: float, quiet: float, examples: int = 60) -> Dra
 
 
 def accuracies(of_seeds: float, examples: int = 150) -> Draw:
-    """Right or wrong answers: of examples of all difficulties, by models that share some of what they find hard."""
+    """Return a function that draws right or wrong answers to examples of all difficulties, some hard for all models."""
 
     def draw(rng: np.random.Generator, seeds: int, advantage: float) -> Float:
         able = 1 + 1.5 * rng.normal(size=examples) + 0.5 * rng.normal(size=(2, 1, examples))
@@ -66,7 +67,7 @@ SCENES = {
 }
 
 ADVANTAGES = {"seeds more than examples": 4.0, "seeds as much as examples": 6.0, "accuracies, seeds differ little": 0.6}
-"""Of the second side, where differences are to be found."""
+"""Advantages of the second side with which differences should be significant."""
 
 
 def p_value(scores: Float, key: str) -> float:
@@ -75,7 +76,7 @@ def p_value(scores: Float, key: str) -> float:
 
 
 def former(scores: Float) -> float:
-    """By Satterthwaite 1946 of the estimated variances, the method before."""
+    """Return the p-value of the former method, Satterthwaite 1946 with the estimated variances."""
     values = scores.mean(-1)
     of_seeds = values.var(-1, ddof=1) / scores.shape[1]
     of_examples = float(np.diff(scores.mean(1), axis=0).var() / scores.shape[-1])
@@ -85,7 +86,7 @@ def former(scores: Float) -> float:
 
 
 def found_of(p_values: Float, tasks: int) -> Float:
-    """Which differences are found (groups, tasks), where so many tasks are judged together."""
+    """Return which differences are significant (groups, tasks) when so many tasks are judged together."""
     groups = p_values[: len(p_values) // tasks * tasks].reshape(-1, tasks)
     return np.array([[p <= SIGNIFICANT for p in holm(group.tolist())] for group in groups])
 
@@ -139,7 +140,7 @@ def test_powers(name: str, monkeypatch: pytest.MonkeyPatch, table: Table) -> Non
 
 
 def _both(name: str, seeds: int, advantage: float, tries: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Float, Float]:
-    """The p-values of the former method and of the present one, of the same draws."""
+    """Return the p-values of the former method and of the present one, for the same draws."""
     monkeypatch.setattr(difference, "RESAMPLES", 400)
     rng = np.random.default_rng(seeds)
     drawn = [SCENES[name](rng, seeds, advantage) for _ in range(tries)]

@@ -1,4 +1,4 @@
-"""Files of predictions are compared example by example only where they are of the same examples."""
+"""Files of predictions are compared example by example only if they are of the same examples."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said of pretraining follows from the numbers, also when they are bad."""
+"""The verdict on pretraining follows from the results, also when they are bad."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ NOWHERE = Path("/nonexistent")
 
 
 def rows_of(pretrained: list[float], random: list[float], **other: Any) -> list[dict[str, Any]]:
-    """Rows of one task; the development score of a trial is its value less 0.01 a seed."""
+    """Return rows of one task; the development score of a trial is its value minus 0.01 per seed."""
     base = {
         "task": "t", "kind": "classification", "metric": "accuracy", "higher_is_better": True, "status": "ok",
         "source": "", "notes": "", "other_metrics": {}, **other,

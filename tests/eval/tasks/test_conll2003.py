@@ -1,4 +1,4 @@
-"""CoNLL-2003 in a directory of the user's and in the package: named entities and parts of speech."""
+"""CoNLL-2003 in a directory of the user and in the package: named entities and parts of speech."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""GLUE's files as they are distributed, made up here: what is read from them, and what is said of wrong ones."""
+"""Made-up files of GLUE in their official format: what is read from them, and the errors for wrong ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ _QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
 
 @pytest.fixture
 def lay(tmp_path: Path) -> Lay:
-    """(folder, file=[line, ...], ...) -> the directory with glue/FOLDER/FILE.tsv."""
+    """A function from (folder, file=[line, ...], ...) to the directory with glue/FOLDER/FILE.tsv."""
 
     def make(folder: str, **files: list[str]) -> Path:
         (tmp_path / "glue" / folder).mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def test_cola_has_no_header_but_its_test_set_has(lay: Lay) -> None:
     assert task.train == (Example(('"The letter, lay there.',), (1,)), Example(("Letter the lay.",), (0,)))
     assert (task.metric, task.kind, task.labels) == ("Matthews", "classification", ("unacceptable", "acceptable"))
     assert task.test == () and task.notes == ""
-    assert task.unlabelled == {"CoLA.tsv": (Example(("It rolls.",), id="0"), Example(("Rolls it?",), id="1"))}
+    assert task.unlabeled == {"CoLA.tsv": (Example(("It rolls.",), id="0"), Example(("Rolls it?",), id="1"))}
 
 
 def test_sst2_has_no_index_and_quotation_marks_are_text(lay: Lay) -> None:
@@ -57,7 +57,7 @@ def test_sst2_has_no_index_and_quotation_marks_are_text(lay: Lay) -> None:
     )
     task = glue.read("glue/sst2", str(data))
     assert [example.texts for example in task.train] == [('"a fine ',), ('tale" of stone ',)]
-    assert _named(task) == ["positive", "negative"] and task.metric == "accuracy" and not task.unlabelled
+    assert _named(task) == ["positive", "negative"] and task.metric == "accuracy" and not task.unlabeled
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_pairs_keep_their_official_index(lay: Lay, name: str, folder: str, colum
     data = lay(folder, train=[f"{header}\tlabel", *rows], dev=[f"{header}\tlabel", rows[0]], test=[header, "7\tx\ty"])
     task = glue.read(name, str(data))
     assert task.train == tuple(Example(("one", "two"), (number,), str(40 + number)) for number in range(2))
-    assert task.unlabelled == {f"{folder}.tsv": (Example(("x", "y"), id="7"),)}
+    assert task.unlabeled == {f"{folder}.tsv": (Example(("x", "y"), id="7"),)}
     assert set(task.labels) == {"entailment", "not_entailment"}
     assert (task.labels[0] == "entailment") == (name != "glue/wnli")
 
@@ -87,7 +87,7 @@ def test_sts_b_is_a_score_from_0_to_5(lay: Lay) -> None:
     task = glue.read("glue/stsb", str(data))
     assert task.train == (Example(("A river.", "A stone."), (4.75,), "3"),)
     assert (task.kind, task.metric, task.other_metrics, task.labels) == ("regression", "Spearman", ("Pearson",), ())
-    assert task.unlabelled["STS-B.tsv"] == (Example(("A river.", "A stone."), id="3"),)
+    assert task.unlabeled["STS-B.tsv"] == (Example(("A river.", "A stone."), id="3"),)
     for wrong in ("5.1", "nan", "high"):
         lay("STS-B", dev=[f"{_STSB}\tscore", f"{row}\t{wrong}"])
         with pytest.raises(UserError, match=rf"dev\.tsv, line 2: expected a number from 0 to 5, got '{wrong}'"):
@@ -111,7 +111,7 @@ def test_mnli_has_two_development_and_two_test_sets(lay: Lay) -> None:
     assert task.labels == ("entailment", "neutral", "contradiction") and _named(task) == ["neutral", "contradiction"]
     assert task.dev == (Example(("m", "so m"), (0,), "5"),)
     assert task.other_sets == {"mismatched": (Example(("mm", "so mm"), (1,), "5"),)}
-    assert {name: part[0].texts[0] for name, part in task.unlabelled.items()} == {"MNLI-m.tsv": "x", "MNLI-mm.tsv": "y"}
+    assert {name: part[0].texts[0] for name, part in task.unlabeled.items()} == {"MNLI-m.tsv": "x", "MNLI-mm.tsv": "y"}
     (data / "glue" / "MNLI" / "dev_mismatched.tsv").unlink()
     with pytest.raises(UserError, match=r"dev_mismatched\.tsv is missing"):
         glue.find("glue/mnli", str(data))
@@ -129,7 +129,7 @@ def test_lines_of_qqp_with_too_few_columns_are_skipped_and_counted(lay: Lay) -> 
     assert task.train == (Example(("Why?", "How?"), (1,), "9"),) * 2
     assert task.notes == "train.tsv: 2 lines with too few columns skipped"
     assert (task.metric, task.other_metrics, task.labels[1]) == ("F1", ("accuracy",), "duplicate")
-    assert task.unlabelled["QQP.tsv"][0].id == "0"
+    assert task.unlabeled["QQP.tsv"][0].id == "0"
 
 
 def _msr(data: Path, name: str, pairs: int) -> None:
@@ -144,7 +144,7 @@ def test_mrpc_in_the_files_of_glue(lay: Lay) -> None:
     task = glue.read("glue/mrpc", str(data))
     assert task.train == task.dev == (Example(("one", "two"), (1,)),)
     assert (task.labels[1], task.metric, task.other_metrics) == ("equivalent", "F1", ("accuracy",))
-    assert task.unlabelled == {"MRPC.tsv": (Example(("x", "y"), id="0"),)} and task.notes == ""
+    assert task.unlabeled == {"MRPC.tsv": (Example(("x", "y"), id="0"),)} and task.notes == ""
 
 
 def test_mrpc_in_its_own_files_with_the_official_development_set(lay: Lay) -> None:
@@ -154,7 +154,7 @@ def test_mrpc_in_its_own_files_with_the_official_development_set(lay: Lay) -> No
     task = glue.read("glue/mrpc", str(data))
     assert task.dev == (Example(("one 3", '"two" 3'), (1,)), Example(("one 8", '"two" 8'), (0,)))
     assert len(task.train) == 8 and [example.targets for example in task.test] == [(0,), (1,), (0,), (1,)]
-    assert [(e.id, e.texts[0], e.targets) for e in task.unlabelled["MRPC.tsv"]][3] == ("3", "one 3", ())
+    assert [(e.id, e.texts[0], e.targets) for e in task.unlabeled["MRPC.tsv"]][3] == ("3", "one 3", ())
     lay("MRPC", dev_ids=["1003\t3"])
     with pytest.raises(UserError, match=r"dev_ids\.tsv: expected pairs of ids of msr_paraphrase_train\.txt"):
         glue.read("glue/mrpc", str(data))
@@ -166,7 +166,7 @@ def test_mrpc_without_the_list_has_a_development_set_by_hash_and_says_so(lay: La
     task = glue.read("glue/mrpc", str(data))
     assert len(task.train) + len(task.dev) == 400 and 20 < len(task.dev) < 60
     assert f"dev_ids.tsv is missing: {len(task.dev)} of the 400 training pairs, chosen by a hash" in task.notes
-    assert not task.test and not task.unlabelled
+    assert not task.test and not task.unlabeled
 
 
 def test_a_missing_directory_and_a_missing_file_are_named(lay: Lay, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One's own task: a YAML file and the labeled files that it names."""
+"""Tasks of the user: a YAML file and the labeled files that it names."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def _read(path: Path) -> Task:
 
 
 def _task(folder: Path, content: dict[str, Any], **files: str) -> Path:
-    """The path of the YAML file; files as train_csv="..."."""
+    """Write a YAML file and the files given as train_csv="..."; returns the path of the YAML file."""
     for name, text in files.items():
         (folder / name.replace("_", ".")).write_text(text)
     path = folder / "task.yaml"
@@ -133,7 +133,7 @@ def test_without_a_development_set_examples_of_one_text_stay_together(tmp_path: 
 
 
 def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.yaml: 2 examples are too few to split .*; name dev, too"):
+    with pytest.raises(UserError, match=r"task\.yaml: 2 examples are too few to split .*; set dev as well"):
         _read(_task(tmp_path, _CLASSES, train_csv="said,mood\na,good\nb,bad\n"))
 
 

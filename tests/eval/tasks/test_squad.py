@@ -1,4 +1,4 @@
-"""SQuAD's official files: what is read, and what is refused with its question."""
+"""SQuAD's official files: what is read, and what is refused with the id of its question."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def _question(number: int, *answers: tuple[str, int], **more: Any) -> dict[str, 
 
 
 def _write(folder: Path, name: str, *questions: dict[str, Any], context: str = CONTEXT) -> Path:
-    """One official file with one paragraph, and where it lies."""
+    """Write one official file with one paragraph; returns its path."""
     (folder / "squad").mkdir(exist_ok=True)
     path = folder / "squad" / name
     tree = {"version": name, "data": [{"title": "Octopus", "paragraphs": [{"context": context, "qas": [*questions]}]}]}

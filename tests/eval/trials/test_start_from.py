@@ -27,7 +27,7 @@ Plan = Callable[..., list[Trial]]
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> list[str]:
-    """Three small tasks of one's own."""
+    """Three small tasks of the user."""
     words = ("river", "stone", "letter", "garden")
     for number, name in enumerate(("large", "small", "other")):
         rows = "".join(f"{words[(i + number) % 4]} {i},{(i + number) % 2}\n" for i in range(60))
@@ -39,7 +39,7 @@ def tasks(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def section(tasks: list[str]) -> dict[str, Any]:
-    """`small` starts from `large`, which has a grid of two."""
+    """A section in which `small` starts from `large`, which has a grid of two."""
     large, small, other = tasks
     small_first: list[Any] = [{"name": small, "start_from": large}, {"name": large, "lr": [1e-3, 2e-3]}, other]
     return {"tasks": small_first, "seeds": [0, 1], "lr": [1e-3], "batch_size": 8, "epochs": 1}
@@ -47,7 +47,7 @@ def section(tasks: list[str]) -> dict[str, Any]:
 
 @pytest.fixture
 def plan(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> Plan:
-    """A section of a recipe -> its trials."""
+    """A function from a section of a recipe to its trials."""
 
     def make(section: dict[str, Any], model: ModelConfig = bert, data: Path = bert_data) -> list[Trial]:
         evaluated = of_run(model, str(tmp_path), "c", 7, data, open_dataset(data).manifest)
@@ -58,7 +58,7 @@ def plan(bert: ModelConfig, bert_data: Path, tmp_path: Path) -> Plan:
 
 
 def outcome(trial: Trial, status: str = "ok", dev: float | None = None) -> Row:
-    """A made-up row: the higher learning rate has the better development score, and its weights stand."""
+    """Return a made-up row: the higher learning rate has the better development score, and its weights are kept."""
     if status != "ok":
         return failed_row(trial, "it broke", 1.0, retry=status == "retry")
     row = failed_row(trial, "", 1.0)

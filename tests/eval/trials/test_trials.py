@@ -1,4 +1,4 @@
-"""A trial is planned, told from others, and run as plain data."""
+"""A trial is planned, identified and run as plain data."""
 
 import json
 import math

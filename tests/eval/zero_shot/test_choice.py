@@ -39,7 +39,7 @@ def test_the_likeliest_continuation_by_the_definition(causal: Scorer, batch_toke
     assert result.value == wanted[0]
     assert result.other_metrics == {
         "accuracy per token": wanted[1],
-        "accuracy per byte": wanted[2],
+        "accuracy per character": wanted[2],
         "chance": pytest.approx((1 / 3 + 3 / 2) / 4),
     }
     assert result.statistics.tolist() == [[float(hit[0]), 1.0] for hit in hits]

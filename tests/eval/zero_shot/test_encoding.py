@@ -43,7 +43,7 @@ def test_a_word_that_stands_apart_leaves_the_context_as_it_is(scorer: Scorer) ->
 
 
 def test_a_continuation_without_tokens_is_not_certain(scorer: Scorer) -> None:
-    """Its log-likelihood would be 0, and no other could be more likely."""
+    """Otherwise its log-likelihood would be 0, and no other could be more likely."""
     given = encode_continuations(scorer.tokenizer, scorer.special_ids, "The captain", ["", " river"])
     nothing, _ = log_likelihoods(scorer.model, given)
     assert nothing.tokens == 1 and nothing.value < 0

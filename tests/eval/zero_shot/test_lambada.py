@@ -10,13 +10,13 @@ from tiny_scorers import WORDS, Scorer
 
 from multihop.common.errors import UserError
 from multihop.eval.tasks.zero_shot_sets import read_lambada
-from multihop.eval.zero_shot.lambada import Protocol, evaluate_lambada
+from multihop.eval.zero_shot.lambada import LambadaVariant, evaluate_lambada
 
 _STOP_WORDS = ("the", "her", "of")
 
 
 def _predicted(causal: Scorer, context: str, allowed: tuple[str, ...] | None) -> str:
-    """The likeliest next token as text; of `allowed` words alone if given."""
+    """Return the most likely next token as text, among the `allowed` words if given."""
     ids = [causal.special_ids["end"], *causal.tokenizer.encode([context])[0].tolist()]
     row = causal.log_probabilities(ids)[-1]
     for word in _STOP_WORDS if allowed is None else ():
@@ -40,11 +40,11 @@ def test_the_last_word_is_right_if_it_is_the_likeliest(causal: Scorer, batch_tok
                 plain.append(float(word == likeliest))
                 filtered.append(float(word == without_stop_words))
     assert 0 < sum(plain) < len(plain) and plain != filtered
-    protocols: dict[Protocol, list[float]] = {"plain": plain, "no stop words": filtered}
-    for protocol, hits in protocols.items():
-        result = evaluate_lambada(*causal, passages, protocol, batch_tokens)
+    variants: dict[LambadaVariant, list[float]] = {"plain": plain, "no stop words": filtered}
+    for variant, hits in variants.items():
+        result = evaluate_lambada(*causal, passages, variant, batch_tokens)
         assert result.statistics.tolist() == [[hit, 1.0] for hit in hits]
-        assert result.value == result.other_metrics[f"accuracy, {protocol} protocol"] == sum(hits) / len(hits)
+        assert result.value == result.other_metrics[f"accuracy, {variant} variant"] == sum(hits) / len(hits)
         scores = [causal.likelihood(passage.rsplit(" ", 1)[0], " " + passage.rsplit(" ", 1)[1]) for passage in passages]
         perplexity = exp(-sum(scores) / len(scores))
         assert result.other_metrics["perplexity per last word"] == pytest.approx(perplexity, rel=1e-4)
@@ -59,8 +59,8 @@ def test_a_word_of_several_tokens_is_scored_whole(causal: Scorer) -> None:
 def test_gpt2s_protocol_reads_natural_text(causal: Scorer) -> None:
     official, natural = "`` Do n't , '' said the captain", '"Don\'t," said the captain'
     results = [
-        evaluate_lambada(*causal, [passage], protocol).other_metrics["perplexity per last word"]
-        for passage, protocol in (
+        evaluate_lambada(*causal, [passage], variant).other_metrics["perplexity per last word"]
+        for passage, variant in (
             (official, "no stop words"),
             (natural, "plain"),
             ("“Don\u2019t,” said the captain", "no stop words"),

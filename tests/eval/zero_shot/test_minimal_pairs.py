@@ -10,8 +10,9 @@ import pytest
 from tiny_scorers import Scorer
 
 from multihop.common.errors import UserError
-from multihop.eval.tasks.zero_shot_sets import Pair, read_minimal_pairs
-from multihop.eval.zero_shot.minimal_pairs import Masking, evaluate_pairs
+from multihop.eval.tasks import zero_shot_sets
+from multihop.eval.tasks.zero_shot_sets import Pair
+from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
 from multihop.eval.zero_shot.scoring import pseudo_log_likelihoods
 
 PAIRS = (
@@ -34,20 +35,27 @@ def _write(folder: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def test_the_official_files_are_read(tmp_path: Path) -> None:
-    _write(tmp_path)
-    assert read_minimal_pairs(tmp_path) == PAIRS
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The directory of BLiMP's files."""
+    (tmp_path / "blimp").mkdir()
+    return tmp_path / "blimp"
+
+
+def test_the_official_files_are_read(folder: Path) -> None:
+    _write(folder)
+    assert zero_shot_sets.read("blimp", str(folder.parent)) == PAIRS
 
 
 @pytest.mark.parametrize("content", ['{"sentence_good": "a", "sentence_bad": "b", "UID": "d"}', "a b", ""])
-def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str) -> None:
-    with pytest.raises(UserError, match=r"has no \.jsonl files"):
-        read_minimal_pairs(tmp_path)
-    _write(tmp_path)
-    path = tmp_path / "b_two.jsonl"
+def test_a_broken_file_is_named_with_its_line(folder: Path, content: str) -> None:
+    with pytest.raises(UserError, match=r"task blimp reads \S+/blimp/\*\.jsonl, which is missing"):
+        zero_shot_sets.read("blimp", str(folder.parent))
+    _write(folder)
+    path = folder / "b_two.jsonl"
     path.write_text(path.read_text() + content if content else "")
     with pytest.raises(UserError, match=r"b_two\.jsonl, line 3: expected a JSON object" if content else "is empty"):
-        read_minimal_pairs(tmp_path)
+        zero_shot_sets.read("blimp", str(folder.parent))
 
 
 def _groups(hits: list[bool]) -> dict[str, float]:
@@ -70,14 +78,12 @@ def test_a_causal_model_prefers_the_sentence_of_higher_likelihood(causal: Scorer
     assert result.value == np.mean(hits) and result.other_metrics == _groups(hits)
 
 
-@pytest.mark.parametrize("masking", ["token", "rest of word"])
-def test_a_masked_model_prefers_the_sentence_of_higher_pseudo_likelihood(masked: Scorer, masking: Masking) -> None:
-    result = evaluate_pairs(*masked, PAIRS, masking)
+def test_a_masked_model_prefers_the_sentence_of_higher_pseudo_likelihood(masked: Scorer) -> None:
+    result = evaluate_pairs(*masked, PAIRS)
 
     def score(sentence: str) -> float:
         ids = masked.tokenizer.encode([sentence])[0].tolist()
-        starts = [[masked.tokenizer.begins_word(i) for i in ids]] if masking == "rest of word" else None
-        return float(pseudo_log_likelihoods(masked.model, [ids], masked.special_ids, starts)[0])
+        return float(pseudo_log_likelihoods(masked.model, [ids], masked.special_ids)[0])
 
     hits = [score(pair.good) > score(pair.bad) for pair in PAIRS[:-1]]
     assert result.statistics[:-1].tolist() == [[float(hit), 1.0] for hit in hits]

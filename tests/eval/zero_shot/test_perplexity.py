@@ -127,7 +127,7 @@ def test_wikitext_counts_official_words_and_reads_natural_text(causal: Scorer, t
     results = [evaluate_perplexity(*causal, text, 64) for text in (official, natural)]
     counts = [result.other_metrics["words and line ends"] for result in results]
     assert counts[0] == counts[1] and results[0].value != results[1].value
-    assert "de-tokenised text, perplexity per token" in results[1].other_metrics
+    assert "detokenized text, perplexity per token" in results[1].other_metrics
 
 
 def test_penn_treebank(tmp_path: Path) -> None:

@@ -71,23 +71,16 @@ def test_a_long_context_is_cut_at_its_beginning(causal: Scorer) -> None:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 60, 8192])
-@pytest.mark.parametrize("within_word", [False, True])
-def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_tokens: int, within_word: bool) -> None:
+def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_tokens: int) -> None:
     rng = random.Random(2)
     size, special = masked.tokenizer.vocab_size, masked.special_ids
     sentences = [[rng.randrange(5, size) for _ in range(rng.randint(1, 15))] for _ in range(12)]
-    starts = [[masked.tokenizer.begins_word(i) for i in each] for each in sentences]
-    assert any(not flag for each in starts for flag in each[1:])
-    scores = pseudo_log_likelihoods(masked.model, sentences, special, starts if within_word else None, batch_tokens)
-    for sentence, flags, score in zip(sentences, starts, scores, strict=True):
+    scores = pseudo_log_likelihoods(masked.model, sentences, special, batch_tokens)
+    for sentence, score in zip(sentences, scores, strict=True):
         total = 0.0
         for at in range(len(sentence)):
             ids = [special["cls"], *sentence, special["sep"]]
             ids[at + 1] = special["mask"]
-            after = at + 1
-            while within_word and after < len(sentence) and not flags[after]:
-                ids[after + 1] = special["mask"]
-                after += 1
             total += float(masked.log_probabilities(ids)[at + 1, sentence[at]])
         assert score == pytest.approx(total, rel=1e-4)
 

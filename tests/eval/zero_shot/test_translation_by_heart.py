@@ -1,4 +1,4 @@
-"""200 pairs learned by heart, from the texts to BLEU: a model that cannot do that has a part that is broken."""
+"""A translation model memorizes 200 pairs, from the texts to BLEU; if it does not, some part is broken."""
 
 from dataclasses import replace
 from pathlib import Path

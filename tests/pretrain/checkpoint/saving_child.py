@@ -1,8 +1,9 @@
-"""Saves checkpoints in FOLDER for ever, as two ranks would; a process that is meant to be killed.
+"""Save checkpoints in FOLDER forever, as two ranks would, in processes that are meant to be killed.
 
-    python saving_child.py FOLDER     a line on stdin starts one; "pid N", "saved STEP" … and "ended" come on stdout
+    python saving_child.py FOLDER
 
-torch is imported once: each one that is killed is a fork of this process.
+Each line on standard input starts a process, a fork of this one, so that torch is imported once. "pid N", "saved STEP"
+and "ended" are printed to standard output.
 """
 
 import os
@@ -22,18 +23,18 @@ RUN = "5" * 32
 
 
 def content(step: int) -> dict[str, torch.Tensor]:
-    """What the checkpoint of a step must hold."""
+    """Return what the checkpoint of a step must hold."""
     return {name: torch.arange(shape[0], dtype=torch.float32) * (step % 97 + 1) for name, shape in SHAPES.items()}
 
 
 def is_right(checkpoints: str, step: int) -> bool:
-    """Whether the checkpoint of a step holds that."""
+    """Return whether the checkpoint of a step holds `content(step)`."""
     weights = load_weights(folder_of_step(checkpoints, step))
     return all(torch.equal(weights[name], tensor) for name, tensor in content(step).items())
 
 
 def save_for_ever(checkpoints: str) -> None:
-    """One launch: resumes from the newest good checkpoint, and reports each one when it is committed."""
+    """Resume from the newest good checkpoint as one launch, and report each checkpoint when it is committed."""
     found, _ = newest_good(checkpoints)
     step = found.step if found else 0
     launch = f"{RUN[:8]}-{os.getpid():x}"
@@ -67,7 +68,7 @@ def _tell(line: str) -> None:
 
 
 def main() -> None:
-    """One fork after the other."""
+    """Start one fork after the other."""
     torch.set_num_threads(1)
     checkpoints = str(Path(sys.argv[1]))
     while sys.stdin.readline():

@@ -42,7 +42,6 @@ def test_what_was_saved_by_any_number_of_ranks_is_read_whole_and_in_slices(tmp_p
 
 
 def test_a_checkpoints_whole_life(location: str) -> None:
-    """On a disk and in a bucket."""
     for step in (1, 2, 3):
         save(location, step, 2)
     folder = save(location, 4, 2, keep=2, keep_every=3)
@@ -89,7 +88,7 @@ PART = st.tuples(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 60), st.i
 def test_any_split_is_read_back_in_any_slices(
     tmp_path_factory: pytest.TempPathFactory, world_size: int, parameters: Any, wanted: Any
 ) -> None:
-    """Resharding is reading: whoever wrote which pieces, every slice is what was written."""
+    """Resharding is reading: every slice is read as it was written, however the ranks divided the tensors."""
     truth = {f"p{i}": torch.randn(numel) for i, (numel, _) in enumerate(parameters)}
     parts: list[dict[str, torch.Tensor]] = [{} for _ in range(world_size)]
     for (name, tensor), (numel, cuts) in zip(truth.items(), parameters, strict=True):
@@ -112,7 +111,7 @@ def test_any_split_is_read_back_in_any_slices(
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_only_the_files_and_bytes_of_the_wanted_slices_are_read(location: str, version: int) -> None:
-    """From 2 ranks to 4: each reads its quarter of every tensor. Version 3 needs the headers of all files as well."""
+    """Each of 4 ranks reads its quarter of every tensor from 2 ranks' files; version 3 needs all headers as well."""
     shapes = {"a": [1000, 16], "b": [333], "c": [5, 5, 5]}
     numels = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
     truth = {(kind, name): torch.randn(numels[name]) for kind in KINDS for name in shapes}
@@ -150,7 +149,7 @@ CUTS = st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_si
 def test_any_slice_is_read_from_the_files_that_hold_it_and_no_others(
     tmp_path_factory: pytest.TempPathFactory, cuts: Any, striped: tuple[int, int], data: st.DataObject
 ) -> None:
-    """Random cuts over random ranks, and one parameter in equal parts as ZeRO-3 cuts it."""
+    """Tensors are cut at random over random ranks, and one parameter into equal parts as ZeRO-3 does."""
     numel, part = striped
     cuts = [*cuts, [(min(part, numel - start), start // part % 4) for start in range(0, numel, part)]]
     parts: list[dict[str, torch.Tensor]] = [{}, {}, {}, {}]
@@ -180,7 +179,7 @@ def test_any_slice_is_read_from_the_files_that_hold_it_and_no_others(
 
 
 def test_the_manifest_of_many_ranks_is_small(tmp_path: Path) -> None:
-    """ZeRO-3 on 200 ranks: each has a slice of each parameter, and all of them are two stripes."""
+    """With ZeRO-3, each of 200 ranks has a slice of each parameter, and all slices are two stripes."""
     shapes = {f"p{number}": [1000 * number + 7] for number in range(1, 9)}
     parts: list[dict[str, torch.Tensor]] = [{} for _ in range(200)]
     for name, (numel,) in shapes.items():
@@ -208,7 +207,7 @@ def test_a_checkpoint_of_more_files_than_may_be_open_is_read(tmp_path: Path) -> 
 
 
 def test_a_file_is_as_large_as_its_numbers_and_the_safetensors_library_reads_it(tmp_path: Path) -> None:
-    """12 bytes a parameter for weights and two moments; of one size of model, the header is 1 in a thousand."""
+    """Weights and two moments take 12 bytes per parameter; the header of this model takes a thousandth of that."""
     shapes = {f"encoder.layer.{i}.attention.output.dense.weight": [64, 300] for i in range(40)}
     live = {
         f"{kind}/{name}@0": torch.randn(64 * 300) for name in shapes for kind in ("weight", "exp_avg", "exp_avg_sq")
@@ -221,7 +220,7 @@ def test_a_file_is_as_large_as_its_numbers_and_the_safetensors_library_reads_it(
 
 
 def test_what_changes_after_save_is_not_saved(tmp_path: Path) -> None:
-    """And other types of numbers are saved as fp32; the buffer is used again."""
+    """Other types of numbers are saved as fp32, and the buffer is reused."""
     writer = CheckpointWriter(str(tmp_path), 0, 1, LAUNCH, 9)
     shapes = {"a": [50_000], "b": [3]}
     for step in (1, 2):

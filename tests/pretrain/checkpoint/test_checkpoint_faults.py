@@ -1,4 +1,4 @@
-"""Checkpoints under faults: every damage is found and named, and what was committed is never lost."""
+"""Checkpoints under faults: all damage is found and reported, and what was committed is never lost."""
 
 import os
 import random
@@ -60,7 +60,7 @@ def test_every_bit_of_every_byte_of_a_checkpoint_is_found_when_it_flips(tmp_path
 
 
 def _named_files(folder: Path) -> list[Path]:
-    """The .done files are only for the writers, while they write."""
+    """Return the files of a checkpoint without the .done files, which only writers use."""
     named = sorted(path for path in folder.iterdir() if path.suffix != ".done")
     assert {path.name for path in named} == {entry.file for entry in verify(str(folder)).files} | {"manifest.json"}
     return named
@@ -116,7 +116,7 @@ def test_another_starts_leftover_is_not_taken_for_a_ranks_part(tmp_path: Path) -
 
 
 def test_a_late_rank_of_an_earlier_start_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node was cut off while it wrote; meanwhile another start has committed the step."""
+    """The rank's node lost its connection during the save, and a later launch has committed the same step."""
     late, go_on = threading.Event(), threading.Event()
     replace = os.replace
 
@@ -166,7 +166,7 @@ def test_a_late_rank_0_of_an_earlier_start_commits_nothing_over_a_commit(
 
 
 def test_a_commit_of_an_earlier_start_under_a_save_ends_it(tmp_path: Path) -> None:
-    """Ranks that come to it after the commit write nothing, and nobody waits for them."""
+    """Ranks that begin to save after the commit write nothing, and no rank waits for them."""
     halves = [{"weight/word.weight@0": whole(1)["word.weight"].view(-1)}, {"weight/norm.bias@0": whole(1)["norm.bias"]}]
     writers = [CheckpointWriter(str(tmp_path), rank, 2, f"{RUN[:8]}-b", 9) for rank in (0, 1)]
     writers[0].save(halves[0], manifest_of(1, 2))
@@ -270,7 +270,7 @@ def test_a_bucket_that_refuses_is_an_error_that_loses_nothing(s3: Any, bucket: s
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of 3 MB."""
+    """Mount a file system of 3 MB at `folder`."""
     command = ["mount", "-t", "tmpfs", "-o", "size=3m", "multihop-test", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("only root can mount a small disk here")
@@ -282,7 +282,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def small_files(folder: Path) -> Iterator[None]:
-    """Nobody in this process may write a file of over 1 MB."""
+    """Limit the files that this process may write to 1 MB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))

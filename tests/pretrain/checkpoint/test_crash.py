@@ -1,4 +1,4 @@
-"""Killed at any moment, a writer leaves every checkpoint that it had committed, and none that is not whole."""
+"""A writer that is killed at any moment leaves all checkpoints that it had committed, and no incomplete one."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Manifests and files that are wrong but have the right hashes, as anybody can write them, are refused."""
+"""Manifests and files that are wrong but have the right hashes, as anyone can write them, are refused."""
 
 import hashlib
 import json
@@ -80,7 +80,6 @@ F0 = {"file": rank_file(0), "bytes": 1, "sha256": "0" * 64}
     ],
 )
 def test_a_manifest_that_asks_for_too_much_is_a_sentence(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """With hashes that are right, as anybody can write them."""
     folder = Path(save(tmp_path, 1, 1))
     content = {**json.loads((folder / "manifest.json").read_bytes()), **changes}
     del content["sha256"]
@@ -133,7 +132,7 @@ def test_slices_that_are_not_each_parameters_once_and_whole_are_a_sentence(
 
 
 def test_a_header_that_does_not_have_the_manifests_slices_is_a_sentence(tmp_path: Path) -> None:
-    """With a hash that is right: other programs would read other numbers from the file than multihop."""
+    """The hash is right, but other programs would read other numbers from the file than multihop."""
     folder = Path(save(tmp_path, 1, 1))
     path = folder / rank_file(0)
     swapped = path.read_bytes().replace(b"norm.bias", b"norm.xxxx")

@@ -1,4 +1,4 @@
-"""The same weights give the same answers here and in transformers, whichever side they come from."""
+"""The same weights give the same outputs here and in transformers, whichever side they come from."""
 
 import os
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _Row = tuple[str, str, str, str, float]
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[list[_Row]]:
-    """What was measured; printed by -s."""
+    """Collect measurements and print them at the end; pytest shows them with -s."""
     rows: list[_Row] = []
     yield rows
     print(f"\n{'family':18} {'head':10} {'size':14} {'direction':12} largest relative error")
@@ -50,7 +50,7 @@ def table() -> Iterator[list[_Row]]:
 
 
 def both(direction: str, config: ModelConfig, folder: Path) -> tuple[Any, Any, int]:
-    """Ours, theirs and the padding's id, of the same weights."""
+    """Return our model and theirs with the same weights, and the id of the padding."""
     transformers = pytest.importorskip("transformers")
     if direction == "export":
         specials = specials_of(config.family)
@@ -70,7 +70,7 @@ def both(direction: str, config: ModelConfig, folder: Path) -> tuple[Any, Any, i
 
 
 def gradients(ours: Any, theirs: Any, text: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the first layer's matrices, in both by our names; of the mean loss over words plus pairs."""
+    """Return the gradients of the first layer's matrices in both models, of the mean loss over words plus pairs."""
     losses = []
     for model, answers in ((ours, our_answers), (theirs, their_answers)):
         model.zero_grad()

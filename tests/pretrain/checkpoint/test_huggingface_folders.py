@@ -1,4 +1,4 @@
-"""Folders of transformers' are read, written and refused: names, files, precisions, damages."""
+"""Reading, writing and refusing folders of transformers: names, files, precisions, damage."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_eight_billion_parameters_have_their_names_without_memory() -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder of transformers' for each family."""
+    """Return a function that gives a folder of transformers for a family."""
     folders: dict[str, Path] = {}
 
     def of(family: str) -> Path:

@@ -1,4 +1,4 @@
-"""The transformer and transformers' MarianMTModel: the same weights give the same answers, in both directions."""
+"""The transformer and transformers' MarianMTModel give the same outputs with the same weights, in both directions."""
 
 import hashlib
 import io
@@ -43,7 +43,7 @@ def config_of(**changes: Any) -> ModelConfig:
 
 
 def theirs_of(config: ModelConfig, source_vocabulary: int | None = None) -> Any:
-    """A model of transformers with random weights, configured by hand as its documentation says."""
+    """Return a model of transformers with random weights, configured by hand as its documentation says."""
     transformers = pytest.importorskip("transformers")
     made = transformers.MarianConfig(
         vocab_size=source_vocabulary or VOCABULARY, decoder_vocab_size=VOCABULARY, d_model=config.hidden,
@@ -64,7 +64,7 @@ def theirs_of(config: ModelConfig, source_vocabulary: int | None = None) -> Any:
 
 
 def answers(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
-    """Logits, losses, and the worst of the gradients of the mean loss, of both."""
+    """Return the logits, the losses, and the worst gradient of the mean loss, as pairs of ours and theirs."""
     source_vocabulary = SOURCE_VOCABULARY if ours.source_word is not None else VOCABULARY
     pairs = pairs_of(SOURCES, TARGETS, min(VOCABULARY, source_vocabulary))
     pairs["label_smoothing"] = 0.0
@@ -216,7 +216,7 @@ def test_a_bias_of_the_logits_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_the_loss_with_smoothed_labels_is_theirs(tmp_path: Path) -> None:
-    """As transformers' LabelSmoother defines it."""
+    """The reference is the LabelSmoother of transformers."""
     transformers = pytest.importorskip("transformers")
     ours: Any = build_model(config_of(), VOCABULARY)
     roughen(ours)
@@ -234,7 +234,7 @@ OTHERS = ["ein", "Schiff", "fährt", "über", "das", "ruhige", "Meer", "bei", "N
 
 
 def tokenizer_of(words: list[str], size: int, folder: Path, ids: tuple[int, int, int] = (0, 1, 2)) -> Any:
-    """A SentencePiece model with T5's special tokens, and what describes it."""
+    """Return a SentencePiece model with T5's special tokens, and its description."""
     rng, out = np.random.default_rng(len(words)), io.BytesIO()
     lines = [" ".join(rng.choice(words, 6)) for _ in range(300)]
     spm.SentencePieceTrainer.train(

@@ -1,4 +1,4 @@
-"""What a start and a save clear away, and what they leave alone: everything that the run did not write itself."""
+"""What a start and a save remove, and what they keep: everything that the run did not write itself."""
 
 import json
 import os
@@ -153,7 +153,7 @@ def test_what_is_damaged_beyond_reading_is_set_aside_where_all_of_it_is_the_runs
 
 
 def version_2(checkpoints: Path, step: int) -> Path:
-    """As multihop wrote them before it wrote down whose they are."""
+    """Write a checkpoint of format version 2, which does not record the run that wrote it."""
     folder = checkpoints / f"step-{step:08d}"
     shutil.copytree(save(checkpoints.with_name("new"), step, 1), folder)
     file = (folder / rank_file(0)).rename(folder / "rank-0000.safetensors")
@@ -184,7 +184,7 @@ def test_the_second_format_version_is_read_and_kept_by_its_run(tmp_path: Path) -
 
 
 def test_checkpoints_of_nobody_are_not_taken_for_the_runs(tmp_path: Path) -> None:
-    """Of the second format version, in a location that this run has only now claimed."""
+    """The checkpoints are of format version 2, in a location that this run has only now claimed."""
     run, checkpoints = tmp_path / "run", tmp_path / "checkpoints"
     run.mkdir()
     checkpoints.mkdir()

@@ -29,7 +29,7 @@ def test_every_file_is_some_ranks_share_and_the_shares_are_about_equal(sizes: li
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_all_ranks_choose_what_one_process_would(pool: Pool, tmp_path: Path, ranks: int) -> None:
-    """Damaged in every way; each damaged file is named, whichever rank it fell to."""
+    """Checkpoints are damaged in every way; each damaged file is named, whichever rank verifies it."""
     place = str(tmp_path)
     assert pool(ranks).run(choose, place) == [(None, [])] * ranks
     for step in range(1, 8):

@@ -1,4 +1,4 @@
-"""The same samples, masks and segments whatever runs the training: proven by hashing what each rank is given."""
+"""Samples, masks and segments do not depend on what runs the training, as hashes of each rank's batches show."""
 
 import dataclasses
 import hashlib
@@ -38,7 +38,7 @@ Data = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Three small sources, prepared for an objective: each once."""
+    """Return a function that prepares three small sources for an objective, once for each tokenizer."""
     folder = tmp_path_factory.mktemp("mixed")
     sources = [f"{texts}/{names}.txt" for names in ("000[0-9]", "001[0-7]", "002[0-5]")]
 
@@ -61,7 +61,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def together(ranks: list[RankBatch]) -> tuple[int, int, dict[str, int], list[str]]:
-    """Ranks' parts of one step as one: step, batch size, counts and sequences."""
+    """Merge the ranks' parts of one step; returns step, batch size, counts and hashes of the sequences."""
     (number,) = {part.step for part in ranks}
     (batch_size,) = {part.batch_size for part in ranks}
     assert len({len(part.micro_batches) for part in ranks}) == 1
@@ -72,7 +72,7 @@ def together(ranks: list[RankBatch]) -> tuple[int, int, dict[str, int], list[str
 
 
 def reference(config: TrainingConfig, data: Path, indexes: Path) -> list[tuple[int, int, dict[str, int], list[str]]]:
-    """Every step on one rank, as one micro-batch, made here; and the held-out samples."""
+    """Return every step on one rank, as one micro-batch, and the held-out samples, all made in this process."""
     build_indexes(indexes, open_dataset(data), config)
     alone = BatchBuilder.open(config, data, indexes, 0, 1, [10**6] * len(config.phases))
     steps = [step for step in range(total_steps(config.phases)) if not is_skipped(config.phases, step)]
@@ -82,7 +82,7 @@ def reference(config: TrainingConfig, data: Path, indexes: Path) -> list[tuple[i
 def resumed(
     builder: Callable[[], BatchBuilder], starts: list[int], last: int, data_workers: int
 ) -> Iterator[RankBatch]:
-    """What a rank sees that begins anew at each of `starts`."""
+    """Yield the batches of a rank that is restarted at each of `starts`."""
     for start, stop in zip(starts, [*starts[1:], last], strict=True):
         yield from prefetch_batches(builder(), range(start, stop), data_workers)
 
@@ -215,7 +215,7 @@ def test_held_out_samples_by_source_are_those_of_one_source_with_the_same_masks(
 
 
 def masks_by_epoch(config: TrainingConfig, folder: Path, indexes: Path) -> dict[int, dict[int, str]]:
-    """The hash of what each sample becomes in each epoch."""
+    """Return the hash of each masked sample in each epoch."""
     build_indexes(indexes, open_dataset(folder), config)
     builder = BatchBuilder.open(config, folder, indexes, 0, 1, [1])
     found: dict[int, dict[int, str]] = {}

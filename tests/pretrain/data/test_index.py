@@ -1,4 +1,4 @@
-"""Sample indexes on the disk: one that is not as it was written is made again, and never read as it is."""
+"""Sample indexes on the disk: one that is not as it was written is rebuilt, and never read."""
 
 import io
 import os

@@ -97,7 +97,7 @@ def test_random_bits_do_not_depend_on_their_neighbors() -> None:
 
 
 def test_what_was_ever_drawn_is_drawn_again() -> None:
-    """A run that is resumed with a newer version must see what it would have seen."""
+    """A run that is resumed with a newer version must get the samples of the version that began it."""
     assert key_of("order", 1, "data", 0, 0) == 14552676260579057088
     assert (key_of("1"), key_of(1), key_of()) == (17053916692260034925, 9950253934438416052, 1449310910991872227)
     assert mix(uint64(0, 1, 2**64 - 1)).tolist() == [0, 6238072747940578789, 13029008266876403067]

@@ -1,4 +1,4 @@
-"""Steps by tokens: the same pairs whatever runs the training, each once an epoch, laid out as the model reads them."""
+"""Batches by tokens: pairs do not depend on what runs the training, and each occurs once per epoch."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ WEIGHTS = (1.0, 3.0)
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of two sources."""
+    """A data set of pairs from two sources."""
     folder = tmp_path_factory.mktemp("mixed-pairs")
     paths = [write_jsonl(folder / f"{name}.jsonl", map(pair, numbers)) for name, numbers in
              (("a", range(200)), ("b", range(200, 260)))]  # fmt: skip
@@ -56,7 +56,7 @@ def builder_of(config: TrainingConfig, data: Path, indexes: Path, rank: int = 0,
 
 
 def pairs_of(step: RankBatch) -> list[tuple[bytes, bytes, bytes]]:
-    """What the model gets of each pair: source, decoder's input and targets."""
+    """Return what the model gets of each pair: source, decoder's input and targets."""
     found = []
     for batch in step.micro_batches:
         if not batch.counts["translation"]:

@@ -1,4 +1,4 @@
-"""Samples shuffled by windows of shards: each once an epoch, from so many shards at a time, the same on any node."""
+"""Samples shuffled in windows of shards: each once per epoch, from few shards at a time, the same on any node."""
 
 import shutil
 import threading
@@ -33,7 +33,7 @@ PHASES = [
     {"seq_len": 33, "global_batch_size": 10, "steps": 30},
 ]
 DRAWN = [[13, 10, 14, 9, 11, 12], [5, 7, 4, 6, 8, 0], [2, 1, 3, 0, 1, 2]]
-"""Of the first three steps of 6 samples, from windows of two of five shards."""
+"""Samples of the first three steps of 6 samples each, from windows of two of five shards."""
 Sizes = st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(any)
 
 
@@ -69,7 +69,7 @@ def test_what_a_source_draws_next_is_known_before_it_is_drawn(weights: list[floa
 
 
 def test_what_was_ever_drawn_is_drawn_again() -> None:
-    """A run that is resumed with a newer version must see what it would have seen."""
+    """A run that is resumed with a newer version must get the samples of the version that began it."""
     config = config_of("clm", [{"seq_len": 20, "steps": 100, "global_batch_size": 6}])
     windows = [[ShardWindows(np.array([0, 4, 4, 9, 11, 15]), 2)]]
     drawn = [samples_of_step(1, "data", config.phases, [[15]], step, None, windows) for step in range(3)]
@@ -79,7 +79,7 @@ def test_what_was_ever_drawn_is_drawn_again() -> None:
 
 @pytest.fixture(scope="module")
 def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Three sources in many small shards, prepared for an objective: each once."""
+    """Return a function that prepares three sources in many small shards for an objective, once for each tokenizer."""
     folder = tmp_path_factory.mktemp("sharded")
     sources = [f"{texts}/{names}.txt" for names in ("00[0-4]?", "00[5-9]?", "01??")]
 
@@ -104,7 +104,7 @@ def windowed(objective: str, weights: tuple[float, ...] | None, together: int = 
 
 @contextmanager
 def fetching(run_dir: Path, whole: Path, copy: Path) -> Iterator[list[str]]:
-    """What was fetched: the shards that are asked for come into `copy` one by one, and others go."""
+    """Fetch the requested shards into `copy` one by one and remove others; yields the names of what was fetched."""
     ended, fetched = threading.Event(), list[str]()
 
     def work() -> None:

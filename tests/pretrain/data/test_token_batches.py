@@ -1,4 +1,4 @@
-"""Batches of pairs by tokens: each pair once an epoch, no side over the limit, similar lengths, any batch by itself."""
+"""Batches of pairs by tokens: each pair once per epoch, sides within the limit, similar lengths, random access."""
 
 import numpy as np
 import pytest

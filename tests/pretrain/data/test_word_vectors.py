@@ -1,4 +1,4 @@
-"""`model.word_init: cooccurrences`."""
+"""Initial word vectors from co-occurrences (`model.word_init: cooccurrences`)."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def described(family: str = "bert", **changes: object) -> ModelConfig:
 
 
 def directly(data: Path, vocab_size: int, every: int = 1) -> NDArray[np.float64]:
-    """(V, V): cosines between the vectors, from the definition; an eigenvector's sign does not matter to them."""
+    """Return (V, V), cosines between the vectors by definition, which do not depend on the signs of eigenvectors."""
     documents = open_dataset(data).train
     counts = np.zeros((vocab_size, vocab_size))
     for number in range(0, len(documents), every):

@@ -1,4 +1,4 @@
-"""ds_config.json beside the recipe."""
+"""The ds_config.json beside a recipe."""
 
 import json
 import math
@@ -17,7 +17,7 @@ CONFIG = TrainingConfig.model_validate(
 
 
 def nested(path: str, value: object) -> dict[str, Any]:
-    """{"a": {"b": value}} of "a.b"."""
+    """Return {"a": {"b": value}} for "a.b"."""
     for part in reversed(path.split(".")):
         value = {part: value}
     assert isinstance(value, dict)
@@ -150,7 +150,7 @@ def test_a_section_is_one(section: str, value: object) -> None:
 
 
 def test_all_that_is_passed_on_is_known_to_deepspeed() -> None:
-    """A key that the installed version does not have would be a typing error of ours."""
+    """A key that the installed version does not have would be a mistake of ours."""
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.runtime.zero.offload_config import (

@@ -1,4 +1,4 @@
-"""Deterministic kernels, and nothing that only a search for faults needs."""
+"""Kernels are deterministic, and options that only debugging needs are off."""
 
 import os
 

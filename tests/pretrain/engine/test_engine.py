@@ -1,4 +1,4 @@
-"""Every ZeRO stage, any number of ranks, any precision, offload: one training, and LAMB that stays LAMB."""
+"""Training is the same in every ZeRO stage, on any number of ranks, in any precision and with offload, also LAMB."""
 
 import math
 from collections.abc import Callable
@@ -22,10 +22,10 @@ Pool = Callable[[int], RankPool]
 STEPS, SEQUENCES = 30, 5
 LR = {"lamb": 2e-2, "adamw": 2e-3, "muon": 5e-3}
 PRECISIONS = {"fp32": (2e-6, 1e-6), "bf16": (5e-3, 8e-2), "fp16": (5e-4, 6e-3)}
-"""How far losses (relative) and weights (absolute) may be from the plain loop's, which is in fp32. In bf16 an
+"""Largest deviations of losses (relative) and weights (absolute) from the plain loop's, which is in fp32. In bf16 an
 element whose gradient is about zero has the sign of its rounding, and Adam makes a whole step of it."""
 NORMS = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 5e-3}
-"""How far norms of gradients (relative) may be."""
+"""Largest relative deviations of the norms of gradients."""
 PLACES = [
     (stage, offload)
     for stage in (0, 1, 2, 3)
@@ -104,7 +104,7 @@ def plainly(optimizer: str, steps: int = STEPS, skipped: tuple[int, ...] = ()) -
 
 
 def gathered(results: list[dict[str, Any]], kind: str) -> dict[str, NDArray[np.float32]]:
-    """Whole tensors from the slices of all ranks, each of which must be owned exactly once."""
+    """Return whole tensors from the slices of all ranks, each of which must be owned exactly once."""
     whole = {}
     for name, shape in results[0]["shapes"].items():
         flat = np.full(math.prod(shape), np.nan, np.float32)
@@ -120,7 +120,7 @@ def gathered(results: list[dict[str, Any]], kind: str) -> dict[str, NDArray[np.f
 
 
 def deviations(results: list[dict[str, Any]], expected: PlainTraining) -> tuple[float, float]:
-    """The largest of losses (relative) and of weights (absolute) from the plain loop.
+    """Return the largest deviations of losses (relative) and of weights (absolute) from the plain loop.
 
     Attention's key bias is left out: it has no influence on the loss, so that its gradient is nothing but rounding,
     which Adam's division makes as large as any other.
@@ -132,7 +132,7 @@ def deviations(results: list[dict[str, Any]], expected: PlainTraining) -> tuple[
 
 
 def largest(ours: list[float], theirs: list[float]) -> float:
-    """The largest relative deviation."""
+    """Return the largest relative deviation."""
     return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
 
 

@@ -31,9 +31,9 @@ Tensors = dict[str, Tensor]
 
 VOCABULARY = 30_522
 BEFORE = 2
-"""Steps of the checkpoint that all begin from."""
+"""Step of the checkpoint from which all runs begin."""
 BOUND = 1e-6
-"""Relative, of losses, norms and trust ratios; of weights in units of the tensor's largest."""
+"""Largest relative deviation of losses, norms and trust ratios; for weights in units of the tensor's largest."""
 OFFLOADED = [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "optimizer+weights")]
 NARROW = [(stage, offload) for stage, offload in [(1, "none"), (2, "none"), (3, "none"), *OFFLOADED]]
 
@@ -89,7 +89,7 @@ def read(checkpoints: Path, step: int) -> State:
 
 @pytest.fixture(scope="module")
 def start(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, State]]:
-    """The checkpoint of step 2."""
+    """The folder of the checkpoint of step 2, and its state."""
     folder = tmp_path_factory.mktemp("start")
     pool(1).run(go_on, settings(0), VOCABULARY, None, 0, BEFORE, str(folder))
     yield folder, read(folder, BEFORE)
@@ -100,8 +100,8 @@ def start(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 def plain(start: tuple[Path, State]) -> Iterator[Step]:
     """The next step, over whole tensors.
 
-    With one thread, as a rank has: products that are split otherwise are rounded otherwise, which moves gradients by
-    2e-6 of their largest element.
+    It runs with one thread, as a rank does: with another number of threads, products are rounded differently, which
+    moves gradients by 2e-6 of their largest element.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -148,7 +148,10 @@ def _plain_step(before: State) -> Step:
 
 
 def furthest(ours: Tensors, theirs: Tensors) -> float:
-    """Largest deviation in units of the largest element of its tensor; attention's key bias has no true gradient."""
+    """Return the largest deviation in units of its tensor's largest element, without attention's key bias.
+
+    The true gradient of that bias is zero.
+    """
     return max(
         float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-12))
         for name in theirs
@@ -157,7 +160,7 @@ def furthest(ours: Tensors, theirs: Tensors) -> float:
 
 
 def ratios_and_updates(before: State, after: State) -> tuple[dict[str, float], Tensors]:
-    """LAMB's trust ratios and new weights, in float64, of the moments that a step left behind."""
+    """Return LAMB's trust ratios and new weights, in float64, from the moments after a step."""
     optimizer, t = CONFIG.optimizer, BEFORE + 1
     ratios, weights = {}, {}
     for name, weight in before.weight.items():
@@ -167,7 +170,7 @@ def ratios_and_updates(before: State, after: State) -> tuple[dict[str, float], T
         ratio = 1.0
         if uses_weight_decay(name):
             update += optimizer.weight_decay * weight.double()
-            ratio = ratios[name] = min(norm(weight) / norm(update), optimizer.max_trust)
+            ratio = ratios[name] = min(norm(weight) / norm(update), optimizer.max_trust_ratio)
         weights[name] = weight.double() - CONFIG.phases[0].lr * ratio * update
     return ratios, weights
 

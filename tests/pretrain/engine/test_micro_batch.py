@@ -17,7 +17,7 @@ from multihop.pretrain.engine.micro_batch import CACHE_FILE, fit_memory
 
 
 def measured(a_sample: float, alone: float, limit: int) -> tuple[Callable[[int], float], list[int]]:
-    """A device on which `limit` samples fit, and the sizes that were tried."""
+    """Return a device on which `limit` samples fit, and the list of sizes that were tried."""
     tried: list[int] = []
 
     def bytes_of(size: int) -> float:
@@ -72,7 +72,7 @@ def test_a_ramp_does_not_change_bytes_per_sample_and_the_key_covers_what_does(
     phase = {"seq_len": 16, "global_batch_size": 64, "steps": 9}
 
     def found(**changes: Any) -> list[dict[str, Any]]:
-        """What is remembered after a start with this recipe; the newest measurement is the last."""
+        """Return what is stored after a start with this recipe; the newest measurement is the last."""
         content = recipe(engine__micro_batch_size="auto", objective__name="mlm", **changes)
         (run_dir / "recipe.json").write_text(json.dumps(content))
         (sizes,) = pool(1).run(found_micro_batches, run_dir)
@@ -96,3 +96,9 @@ def test_a_ramp_does_not_change_bytes_per_sample_and_the_key_covers_what_does(
         assert len(found(**changes)) == 2 + number
         assert len(found(**changes)) == 2 + number
     assert {"memory", "torch", "vocabularies", "device", "world_size"} < set(plain)
+
+    # What other processes leave may be less than at an earlier start: then it is measured again.
+    entries = json.loads((run_dir / CACHE_FILE).read_text())
+    too_large = {key: {**entry, "fitting": 10**12, "bytes_per_sample": 1e12} for key, entry in entries.items()}
+    (run_dir / CACHE_FILE).write_text(json.dumps(too_large))
+    assert found(phases=[phase])[0]["fitting"] < 10**12 or found(phases=[phase])[-1]["fitting"] < 10**12

@@ -1,4 +1,4 @@
-"""Ranks meet those who know the secret of their launch, and nobody else."""
+"""Ranks connect only to processes that know the secret of their launch."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def plain_socket(endpoint: Endpoint) -> socket.socket:
 
 
 def is_dropped(connection: socket.socket) -> bool:
-    """Whether the other side hangs up, after the nonce that it sends to everybody."""
+    """Return whether the other side closes the connection after the nonce that it sends to everyone."""
     try:
         while connection.recv(4096):
             pass
@@ -136,7 +136,7 @@ from multihop.pretrain.engine import ranks
 prove = ranks._authenticate
 ranks._authenticate = lambda ranks, store, secret: prove(ranks, store, b"another")
 {RANK}"""
-"""Takes a rank's place in gloo's connections, where the store has nothing to say."""
+"""Program that takes a rank's place in gloo's connections, which the store does not control."""
 
 
 def start_rank(rank: int, run_dir: Path, code: str = RANK, **environment: str) -> "subprocess.Popen[str]":

@@ -26,7 +26,7 @@ def inputs(lengths: list[tuple[int, int]], width: int = 4) -> list[Tensor]:
 
 
 def masked(parts: list[Tensor], pairs: Pairs, scale: float) -> Tensor:
-    """Every query against every key, those of other pairs at minus infinity."""
+    """Return attention of every query to every key, with those of other pairs at minus infinity."""
     of_query, of_key = (torch.repeat_interleave(side.cu_seqlens.diff()) for side in (pairs.queries, pairs.keys))
     query, key, value = parts
     scores = torch.einsum("qhw,khw->hqk", query, key) * scale

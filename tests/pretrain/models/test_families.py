@@ -1,4 +1,4 @@
-"""A family is a folder: what it declares is all that the rest of the code knows about it."""
+"""A model family is a folder; the rest of the code knows only what it declares."""
 
 import ast
 import json
@@ -94,8 +94,8 @@ def test_a_folder_without_a_declaration_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_code_outside_of_the_models_names_a_family() -> None:
-    """data_prep, which knows no models, has sets of special tokens under some of these names; `multihop init` chooses a
-    family for its user."""
+    """Two places are exempt: data_prep, whose sets of special tokens share some of these names, and `multihop init`,
+    which chooses a family for its user."""
     found = []
     for package in ("common", "pretrain", "eval", "cluster"):
         for path in (ROOT / package).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""The model families, and what they are made of."""
+"""The model families and their layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def model_of(family: str, seed: int = 1) -> Any:
 
 
 def rough(family: str) -> Any:
-    """With weights under which tokens matter to one another."""
+    """Return a model with weights under which tokens influence one another."""
     model = model_of(family)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -192,7 +192,7 @@ def attention_inputs(lengths: list[int], dtype: torch.dtype, width: int = 8) -> 
 
 
 def dense(parts: list[Tensor], lengths: list[int], causal: bool, masks: list[Tensor] | None, scale: float) -> Tensor:
-    """Sequence by sequence, in the formula's words; masks: (heads, T, T) of each sequence."""
+    """Return attention by the formula, sequence by sequence; `masks` has (heads, T, T) for each sequence."""
     out = []
     for number, (q, k, v) in enumerate(zip(*(part.split(lengths) for part in parts), strict=True)):
         scores = torch.einsum("qhw,khw->hqk", q, k) / q.shape[-1] ** 0.5
@@ -364,7 +364,7 @@ def test_impossible_models_are_refused(given: dict[str, object], complaint: str)
 
 
 def test_null_unsets_a_key_of_another_family() -> None:
-    """As an override of a recipe that has another family does."""
+    """An override of a recipe with another family does this."""
     content = {"preset": "gpt2", "output_bias": None, "attention_init": None}
     assert parse_model_config(content) == parse_model_config({"preset": "gpt2"})
 

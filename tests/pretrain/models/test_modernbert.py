@@ -41,7 +41,7 @@ def config_of(family: str, **changes: Any) -> ModernConfig:
 
 
 def directly(parts: list[Tensor], lengths: list[int], window: int, causal: bool) -> Tensor:
-    """Attention by the formula, with a mask, sequence by sequence."""
+    """Return attention by the formula, with a mask, sequence by sequence."""
     done = []
     for query, key, value in zip(*(part.split(lengths) for part in parts), strict=True):
         distance = torch.arange(len(query))[:, None] - torch.arange(len(query))
@@ -245,7 +245,7 @@ def test_local_layers_keep_only_their_window() -> None:
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("feed_forward", ["geglu", "gelu"])
 def test_operations_are_counted(family: str, every: int, feed_forward: str) -> None:
-    """torch counts all products but those of attention, whose window is wider than these texts."""
+    """torch counts all products except those of attention, whose window is wider than these texts."""
     config = config_of(family, global_attn_every_n_layers=every, local_attention=1000, feed_forward=feed_forward)
     model = rough_model(config)
     ids = torch.arange(60)
@@ -281,7 +281,7 @@ def test_pairs_within_windows_are_counted_one_by_one(length: int, window: int, c
         ({"local_attention": 0}, "local_attention"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers"),
         ({"positions": "relative"}, "'rotary' or 'learned'"),
-        ({"attention_init": "neighbours"}, "family=modernbert has no attention_init"),
+        ({"attention_init": "neighbors"}, "family=modernbert has no attention_init"),
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, Any], complaint: str) -> None:

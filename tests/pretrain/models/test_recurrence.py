@@ -33,7 +33,7 @@ def layer_of(cell: str, inputs: int, width: int) -> Any:
 
 
 def weights_of(layer: Any) -> list[Weights]:
-    """Of both directions."""
+    """Return the weights of both directions."""
     kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     found: Any = [tuple(getattr(layer, f"{kind}_l0{end}") for kind in kinds) for end in ("", "_reverse")]
     return found
@@ -109,7 +109,7 @@ def test_a_step_is_that_of_torchs_cell(cell: Any) -> None:
 
 
 def by_hand(attention: Attention, kind: str, query: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (T,) and context (H,) of one query (H,) to one source (T, H), a score at a time."""
+    """Return weights (T,) and context (H,) of one query (H,) to one source (T, H), computed score by score."""
     scores = []
     for s in source:
         if kind == "dot":
@@ -150,7 +150,10 @@ def test_attention_is_the_papers(kind: Any) -> None:
 
 
 def decoder_by_hand(model: Any, x: Tensor, source: Tensor, states: list[tuple[Tensor, ...]]) -> Tensor:
-    """One target, x (T, H) its embeddings, from nn.LSTMCell or GRUCell and the papers' equations: (T, H)."""
+    """Return the decoder's outputs (T, H) for one target with embeddings x (T, H).
+
+    They are computed with nn.LSTMCell or GRUCell and the papers' equations.
+    """
     decoder: Decoder = model.decoder[0]
     kind, hidden = model.config.attention, x.shape[1]
     cells: list[Any] = []
@@ -212,7 +215,7 @@ def test_the_decoder_is_the_papers(cell: str, attention: str, input_feeding: boo
 
 
 def test_the_encoder_is_torchs() -> None:
-    """Two layers of nn.LSTM, as torch stacks them."""
+    """The reference is nn.LSTM with two layers."""
     model: Any = translator({"family": "seq2seq", "cell": "lstm"})
     theirs = nn.LSTM(16, 8, num_layers=2, bidirectional=True).double()
     with torch.no_grad():

@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "max_positions":
 CPU = torch.device("cpu")
 Lengths = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 Distances = st.integers(1, 50)
-"""Below and above all lengths."""
+"""Maximum distances below and above all lengths."""
 
 
 def config_of(family: str, max_distance: int = 3, **others: Any) -> ModelConfig:
@@ -45,7 +45,7 @@ def config_of(family: str, max_distance: int = 3, **others: Any) -> ModelConfig:
 
 
 def rough(config: ModelConfig) -> Any:
-    """With weights under which tokens and distances matter."""
+    """Return a model with weights under which tokens and distances matter."""
     model = build_model(config, 100)
     init_weights(model, 1)
     generator = torch.Generator().manual_seed(4)
@@ -61,7 +61,11 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def directly(parts: list[Tensor], lengths: list[int], max_distance: int, causal: bool) -> Tensor:
-    """Equations 3 and 4; parts: queries, keys, values (N, heads, width), and embeddings from the farthest back on."""
+    """Return attention by equations 3 and 4.
+
+    Args:
+        parts: queries, keys, values (N, heads, width), and embeddings of distances, the farthest back first.
+    """
     *packed, embeddings = parts
     out = []
     for q, k, v in zip(*(part.split(lengths) for part in packed), strict=True):
@@ -137,7 +141,7 @@ def test_a_gpu_computes_the_same(lengths: list[int], causal: bool) -> None:
 
 
 def test_dropout_drops_the_share_of_its_rate() -> None:
-    """Weights that all are 1 / n, of values that are 1: an output is the kept share of its row."""
+    """All weights are 1 / n and all values are 1, so that an output is the kept share of its row."""
     length, rate = 400, 0.3
     zeros, ones = torch.zeros(length, 2, 4), torch.ones(length, 2, 4)
     torch.manual_seed(1)
@@ -149,7 +153,7 @@ def test_dropout_drops_the_share_of_its_rate() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_modules_gradients_are_the_formulas(causal: bool) -> None:
-    """Of its input and all its weights, the embeddings of the distances among them."""
+    """The gradients are those of its input and of all its weights, including the embeddings of distances."""
     torch.manual_seed(2)
     lengths = [9, 4, 1]
     config = config_of("bert")
@@ -271,8 +275,8 @@ TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
         ({"family": "transformer", "max_distance": 8}, "family=transformer has no max_distance; remove it"),
         ({"family": "gpt", "positions": "relative", "max_distance": 0}, "greater than or equal to 1"),
         (
-            {"family": "bert", "positions": "relative", "attention_init": "neighbours"},
-            "attention_init=neighbours begins with position embeddings, and positions=relative has none; remove one",
+            {"family": "bert", "positions": "relative", "attention_init": "neighbors"},
+            "attention_init=neighbors begins with position embeddings, and positions=relative has none; remove one",
         ),
     ],
 )
@@ -295,7 +299,7 @@ def test_an_export_is_refused(family: str) -> None:
 def test_two_ranks_train_alike_in_zero_stages_0_and_3(
     family: str, bert_data: Path, gpt2_data: Path, tmp_path: Path, pool: Callable[[int], RankPool]
 ) -> None:
-    """Held-out evaluations and their entropies of attention included, and with recomputed activations in stage 3."""
+    """This includes held-out evaluations with their entropies of attention, and recomputed activations in stage 3."""
     found = []
     for stage, recomputed in ((0, "none"), (3, "full")):
         run_dir = tmp_path / f"stage-{stage}"

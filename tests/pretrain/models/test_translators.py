@@ -1,4 +1,4 @@
-"""The families that translate: one interface, and the same answers whichever way they are asked."""
+"""The families that translate: one interface, and the same outputs whichever way they are computed."""
 
 from dataclasses import replace
 from typing import Any
@@ -150,9 +150,9 @@ def test_compiled_layers_compute_the_same(variant: dict[str, Any]) -> None:
 
 
 def test_parameters_are_those_of_the_paper() -> None:
-    """Table 3 of Vaswani et al. 2017, with its vocabulary of 37,000: 65 and 213 million, which they rounded.
+    """Table 3 of Vaswani et al. 2017 gives 65 and 213 million, rounded, with a vocabulary of 37,000.
 
-    Theirs have no biases in attention, ours as in fairseq and Marian; the base model is 3 % smaller all the same.
+    Their attention has no biases, while ours has them as in fairseq and Marian; the base model is still 3 % smaller.
     """
     for preset, published in (("transformer-base", 65e6), ("transformer-big", 213e6)):
         model = build_model_on_meta(parse_model_config({"preset": preset}), 37_000)
@@ -199,8 +199,8 @@ def test_with_a_unigram_bias_training_begins_near_the_unigram_model(family: str)
 
 @every_variant
 def test_the_operations_of_a_step_are_counted(variant: dict[str, Any]) -> None:
-    """Against torch's own counter, in a forward pass, which is a third. It also counts the half of the scores that a
-    causal mask hides, and no products of a matrix and a vector, which give the scores of sums."""
+    """The reference is torch's own counter in a forward pass, which is a third of a step. It also counts the half of
+    the scores that a causal mask hides, but no products of a matrix and a vector, which give the scores of sums."""
     model = translator(variant, hidden=64)
     sources, targets = [5] * 3, [8] * 3
     pairs = pairs_of(sources, targets)
@@ -244,7 +244,7 @@ def test_the_operations_of_a_step_are_counted(variant: dict[str, Any]) -> None:
         ),
         ({"preset": "transformer-mini", "word_init": "cooccurrences"}, "word_init=cooccurrences: family=transformer"),
         (
-            {"preset": "transformer-mini", "attention_init": "neighbours"},
+            {"preset": "transformer-mini", "attention_init": "neighbors"},
             "family=transformer has no attention_init",
         ),
     ],

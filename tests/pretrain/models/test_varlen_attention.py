@@ -1,4 +1,4 @@
-"""Which kernels compute attention of variable lengths on a GPU, without one: tensors without numbers."""
+"""Which kernels compute attention of variable lengths on a GPU, tested without one by tensors without data."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from multihop.pretrain.models.layers.cross_attention import Pairs, cross_attend
 
 
 class Called(TorchDispatchMode):
-    """The names of the operations that ran."""
+    """Records the names of the operations that ran."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is chosen to be predicted, and what replaces it."""
+"""Which tokens are chosen to be predicted, and what replaces them."""
 
 from typing import Any
 
@@ -25,24 +25,24 @@ def keys_of(*numbers: int) -> np.ndarray:
 def masked(
     sequences: list[list[int]], keys: np.ndarray, starts: np.ndarray = STARTS, **rules: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sequences that are samples of their own, masked: as `mask` returns them."""
+    """Mask sequences that are samples of their own; returns the result of `mask`."""
     text, objective = pack_sequences(sequences), ObjectiveConfig(name="mlm", **rules)
     return mask_tokens(text.input_ids, text.cu_seqlens, text.positions, keys, objective, tokenizer_of(starts))
 
 
 def close(share: float, expected: float, trials: int) -> bool:
-    """Within five standard deviations of what so many independent trials give."""
+    """Return whether a share is within five standard deviations of its expectation over so many independent trials."""
     return bool(abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / trials))
 
 
 def runs(positions: np.ndarray) -> np.ndarray:
-    """Lengths of the runs of consecutive numbers."""
+    """Return the lengths of the runs of consecutive numbers."""
     edges = np.flatnonzero(np.diff(positions) > 1) + 1
     return np.diff([0, *edges, len(positions)])
 
 
 def words_of(sequence: list[int], starts: np.ndarray) -> list[list[int]]:
-    """The positions of each word's tokens, computed in another way than in the code."""
+    """Return the positions of each word's tokens, computed differently from the code."""
     found: list[list[int]] = []
     for place, token in enumerate(sequence):
         if token < 5:

@@ -1,4 +1,4 @@
-"""RoBERTa's full sentences, across documents or apart."""
+"""RoBERTa's full sentences, across documents or within them."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ def objective_of(isolate: bool, **rules: Any) -> ObjectiveConfig:
 
 
 def by_hand(sentences: list[list[int]], seq_len: int, isolate: bool) -> list[list[Span]]:
-    """The samples, taken sentence by sentence as the paper says it."""
+    """Return the samples, taken sentence by sentence as the paper describes."""
     samples: list[list[Span]] = []
     room = 0
     for document, lengths in enumerate(sentences):

@@ -1,4 +1,4 @@
-"""What a sample is: pairs of segments, and the stream of documents."""
+"""Samples of the objectives: pairs of segments, and the stream of documents."""
 
 import hashlib
 from pathlib import Path
@@ -31,7 +31,7 @@ def keys_of(*numbers: int) -> np.ndarray:
 
 
 def close(share: float, expected: float, trials: int) -> bool:
-    """Within five standard deviations of what so many independent trials give."""
+    """Return whether a share is within five standard deviations of its expectation over so many independent trials."""
     return bool(abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / trials))
 
 

@@ -1,4 +1,4 @@
-"""LAMB on flat buffers is LAMB: however the tensors are cut and spread over ranks, as one process does it."""
+"""LAMB on flat buffers equals LAMB in one process, however the tensors are cut and spread over ranks."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def is_trusted(name: str) -> bool:
 
 
 def alone(_: Tensor) -> None:
-    """The sum over one rank."""
+    """Sum over one rank, which changes nothing."""
 
 
 def make_weights(shapes: list[tuple[int, ...]], seed: int = 0) -> Tensors:
@@ -40,8 +40,10 @@ def gradients(weights: Tensors, step: int) -> Tensors:
     return {name: torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
 
 
-def reference(weights: Tensors, steps: int, max_trust: float = MAX_TRUST, first: int = 0) -> tuple[Tensors, Tensors]:
-    """You et al. 2020, algorithm 2, a line of the paper a line, in float64; parameters and last trust ratios."""
+def reference(
+    weights: Tensors, steps: int, max_trust_ratio: float = MAX_TRUST, first: int = 0
+) -> tuple[Tensors, Tensors]:
+    """Run You et al. 2020, algorithm 2, line by line in float64; returns parameters and last trust ratios."""
     x = {name: weight.double() for name, weight in weights.items()}
     m = {name: torch.zeros_like(weight) for name, weight in x.items()}
     v = {name: torch.zeros_like(weight) for name, weight in x.items()}
@@ -58,16 +60,18 @@ def reference(weights: Tensors, steps: int, max_trust: float = MAX_TRUST, first:
             if is_trusted(i):
                 r = r + DECAY * x[i]
                 if x[i].norm() > 0 and r.norm() > 0:
-                    ratio = (x[i].norm() / r.norm()).clamp(max=max_trust)
+                    ratio = (x[i].norm() / r.norm()).clamp(max=max_trust_ratio)
             x[i] = x[i] - LR * ratio * r
             ratios[i] = ratio
     return x, ratios
 
 
 class Rank:
-    """One rank's flat buffers, one a group, as ZeRO would hand them to the optimizer."""
+    """The flat buffers of one rank, one per group, as ZeRO would pass them to the optimizer."""
 
-    def __init__(self, pieces: list[Slice], groups: list[tuple[Tensor, bool]], max_trust: float = MAX_TRUST) -> None:
+    def __init__(
+        self, pieces: list[Slice], groups: list[tuple[Tensor, bool]], max_trust_ratio: float = MAX_TRUST
+    ) -> None:
         self.pieces, self.flats = pieces, [flat for flat, _ in groups]
         self.optimizer = Lamb(
             [{"params": [f], "trust": t, "weight_decay": DECAY if t else 0.0} for f, t in groups],
@@ -75,11 +79,11 @@ class Rank:
             BETAS,
             EPS,
             weight_decay=0.0,
-            max_trust=max_trust,
+            max_trust_ratio=max_trust_ratio,
         )
 
     def step(self, grads: Tensors) -> None:
-        """As ZeRO-1, 2 and 3 do: a group at a time, the others out of sight."""
+        """Step as ZeRO-1, 2 and 3 do: the optimizer sees one group at a time."""
         for flat in self.flats:
             flat.grad = torch.zeros_like(flat)
         for piece in self.pieces:
@@ -94,9 +98,12 @@ class Rank:
 
 
 def place(
-    weights: Tensors, shares: list[dict[str, tuple[int, int]]], gap: Callable[[], int], max_trust: float = MAX_TRUST
+    weights: Tensors,
+    shares: list[dict[str, tuple[int, int]]],
+    gap: Callable[[], int],
+    max_trust_ratio: float = MAX_TRUST,
 ) -> list[Rank]:
-    """Ranks whose flat buffers hold `shares[rank][name] = (start, stop)` of the tensors, with `gap()` before each."""
+    """Return ranks whose flat buffers hold `shares[rank][name] = (start, stop)`, with `gap()` elements before each."""
     ranks = []
     for share in shares:
         pieces: list[Slice] = []
@@ -114,12 +121,12 @@ def place(
                 piece.view_of(flat).copy_(weights[name].view(-1)[start:stop])
                 pieces.append(piece)
             groups.append((flat, trust))
-        ranks.append(Rank(pieces, groups, max_trust))
+        ranks.append(Rank(pieces, groups, max_trust_ratio))
     return ranks
 
 
 def run_ranks(ranks: list[Rank], weights: Tensors, steps: int, shared: bool = True, first: int = 0) -> None:
-    """`steps` steps of all ranks, each in a thread; without `shared` their sums stay their own."""
+    """Run `steps` steps of all ranks, each in a thread; without `shared`, no rank gets the sums of others."""
     barrier = threading.Barrier(len(ranks), timeout=30)
     slots: dict[int, Tensor] = {}
 
@@ -153,14 +160,14 @@ def gather(ranks: list[Rank], weights: Tensors) -> Tensors:
 
 
 def deviation(got: Tensors, expected: Tensors) -> float:
-    """The largest difference, in units of the largest weight of its tensor (of 1 where that is smaller)."""
+    """Return the largest difference, in units of the largest weight of its tensor (of 1 if that is smaller)."""
     return max(
         float((got[name] - expected[name]).abs().max() / expected[name].abs().max().clamp(min=1.0)) for name in expected
     )
 
 
-def one_rank(weights: Tensors, max_trust: float = MAX_TRUST) -> list[Rank]:
-    return place(weights, [{name: (0, weight.numel()) for name, weight in weights.items()}], lambda: 0, max_trust)
+def one_rank(weights: Tensors, max_trust_ratio: float = MAX_TRUST) -> list[Rank]:
+    return place(weights, [{name: (0, weight.numel()) for name, weight in weights.items()}], lambda: 0, max_trust_ratio)
 
 
 SHAPES = [(7, 5), (5,), (40, 33), (1, 1), (33,), (2, 3, 4), (600, 500)]  # the last is longer than a run on a CPU
@@ -178,14 +185,14 @@ def test_one_rank_follows_the_paper() -> None:
 
 
 def test_whole_tensors_in_one_call_follow_the_paper() -> None:
-    """As DeepSpeed does without ZeRO: the parameters are the module's tensors, all groups are stepped together."""
+    """DeepSpeed does this without ZeRO: parameters are the module's tensors, and all groups are stepped together."""
     weights = make_weights(SHAPES)
     params = {name: weight.clone() for name, weight in weights.items()}
     groups = [
         {"params": [p for n, p in params.items() if is_trusted(n)], "weight_decay": DECAY},
         {"params": [p for n, p in params.items() if not is_trusted(n)], "weight_decay": 0.0, "trust": False},
     ]
-    optimizer = Lamb(groups, LR, BETAS, EPS, weight_decay=0.0, max_trust=MAX_TRUST)
+    optimizer = Lamb(groups, LR, BETAS, EPS, weight_decay=0.0, max_trust_ratio=MAX_TRUST)
     calls: list[Tensor] = []
     pieces = [Slice(name, tuple(p.shape), 0, p.numel(), p, 0) for name, p in params.items()]
     optimizer.bind(pieces, calls.append, list(params))
@@ -199,7 +206,7 @@ def test_whole_tensors_in_one_call_follow_the_paper() -> None:
 
 @st.composite
 def cut_worlds(draw: st.DrawFn) -> tuple[Tensors, list[Rank]]:
-    """Tensors, and ranks that hold arbitrary pieces of them in buffers with padding; some ranks hold nothing."""
+    """Draw tensors, and ranks that hold arbitrary pieces of them in buffers with padding; some ranks hold nothing."""
     side = st.integers(1, 24)
     shapes: list[tuple[int, ...]] = draw(st.lists(st.tuples(side) | st.tuples(side, side), min_size=1, max_size=5))
     weights = make_weights(shapes, seed=draw(st.integers(0, 100)))
@@ -237,7 +244,7 @@ def halves(weights: Tensors) -> list[Rank]:
 
 
 def test_norms_of_local_pieces_would_be_found_out() -> None:
-    """The comparison above fails for what is not LAMB: each rank taking its own pieces for the tensors."""
+    """The comparison above fails for a wrong LAMB, in which each rank takes its own pieces for whole tensors."""
     weights = make_weights([(30, 20), (50, 4)])
     for weight in weights.values():
         weight.view(-1)[weight.numel() // 3 :] *= 0.1
@@ -302,10 +309,10 @@ def test_a_zero_norm_means_a_ratio_of_one(zero: str) -> None:
 def test_the_ratio_is_cut_off() -> None:
     weights = make_weights([(20, 20)])
     weights["matrix.0"] *= 100
-    ranks = one_rank(weights, max_trust=2.5)
+    ranks = one_rank(weights, max_trust_ratio=2.5)
     run_ranks(ranks, weights, steps=3)
     assert ranks[0].optimizer.trust_ratios() == {"matrix.0": 2.5}
-    assert deviation(gather(ranks, weights), reference(weights, 3, max_trust=2.5)[0]) < 3e-6
+    assert deviation(gather(ranks, weights), reference(weights, 3, max_trust_ratio=2.5)[0]) < 3e-6
 
 
 def test_a_step_before_bind_and_a_step_without_gradients_do_nothing() -> None:
@@ -361,7 +368,9 @@ def test_on_a_gpu_nothing_waits_and_the_result_is_the_same() -> None:
         if is_trusted(name):
             pieces.append(Slice(name, tuple(weight.shape), 0, weight.numel(), flat, at))
             at += weight.numel()
-    optimizer = Lamb([{"params": [flat], "weight_decay": DECAY}], LR, BETAS, EPS, weight_decay=0.0, max_trust=MAX_TRUST)
+    optimizer = Lamb(
+        [{"params": [flat], "weight_decay": DECAY}], LR, BETAS, EPS, weight_decay=0.0, max_trust_ratio=MAX_TRUST
+    )
     optimizer.bind(pieces, alone, list(weights))
     for t in range(1, 31):
         grads = gradients(weights, t)

@@ -1,4 +1,4 @@
-"""Muon on flat buffers is torch.optim.Muon on whole matrices, however these are cut and spread over ranks."""
+"""Muon on flat buffers equals torch.optim.Muon on whole matrices, however these are cut and spread over ranks."""
 
 import math
 import threading
@@ -18,9 +18,9 @@ from multihop.pretrain.optim.muon import (
     AllToAll,
     Muon,
     Span,
-    Together,
+    StepGroup,
     adamw_rms_scale,
-    deal,
+    assign_matrices,
     original_scale,
     orthogonalize,
 )
@@ -45,7 +45,7 @@ def gradients(weights: Tensors, step: int) -> Tensors:
 
 
 def reference(weights: Tensors, steps: int, scale: str = "original") -> Tensors:
-    """torch.optim.Muon on whole matrices, in float64: its iteration converts to bf16 otherwise."""
+    """Run torch.optim.Muon on whole matrices in float64, without its conversion to bf16; returns the weights."""
     params = {name: weight.double() for name, weight in weights.items()}
     optimizer = torch.optim.Muon(
         list(params.values()), lr=LR, weight_decay=DECAY, momentum=MOMENTUM, adjust_lr_fn=scale
@@ -60,16 +60,16 @@ def reference(weights: Tensors, steps: int, scale: str = "original") -> Tensors:
 
 
 class Rank:
-    """One rank's flat buffers, one for each call of `step`, as ZeRO would hand them to the optimizer."""
+    """The flat buffers of one rank, one for each call of `step`, as ZeRO would pass them to the optimizer."""
 
-    def __init__(self, pieces: list[Slice], flats: list[Tensor], calls: list[Together], scale: str) -> None:
+    def __init__(self, pieces: list[Slice], flats: list[Tensor], calls: list[StepGroup], scale: str) -> None:
         self.pieces, self.flats, self.calls = pieces, flats, calls
         self.optimizer = Muon(
             [{"params": list(flats)}], LR, MOMENTUM, BETAS, EPS, weight_decay=DECAY, scale=SCALES[scale]
         )
 
     def step(self, grads: Tensors) -> None:
-        """As ZeRO-3 does: a flat buffer at a time, the others out of sight."""
+        """Step as ZeRO-3 does: the optimizer sees one flat buffer at a time."""
         for flat in self.flats:
             flat.grad = torch.zeros_like(flat)
         for piece in self.pieces:
@@ -89,14 +89,14 @@ def place(
     calls: int = 1,
     scale: str = "original",
 ) -> list[Rank]:
-    """Ranks whose flat buffers hold `shares[rank][name] = (start, stop)` of the matrices, with `gap()` before each.
+    """Return ranks whose flat buffers hold `shares[rank][name] = (start, stop)`, with `gap()` elements before each.
 
     Matrix i is in the flat buffer, and the call of `step`, i modulo `calls`.
     """
     shapes: Shapes = {name: (weight.shape[0], weight.shape[1]) for name, weight in weights.items()}
     ranks = []
     for share in shares:
-        pieces, flats, together = list[Slice](), list[Tensor](), list[Together]()
+        pieces, flats, together = list[Slice](), list[Tensor](), list[StepGroup]()
         for call in range(calls):
             at, planned = 0, []
             for name in list(weights)[call::calls]:
@@ -111,13 +111,13 @@ def place(
                 piece.view_of(flat).copy_(weights[name].view(-1)[start:stop])
                 pieces.append(piece)
             flats.append(flat)
-            together.append(Together([flat], {name: shapes[name] for name in list(weights)[call::calls]}))
+            together.append(StepGroup([flat], {name: shapes[name] for name in list(weights)[call::calls]}))
         ranks.append(Rank(pieces, flats, together, scale))
     return ranks
 
 
 def run_ranks(ranks: list[Rank], weights: Tensors, steps: int) -> int:
-    """`steps` steps of all ranks, each in a thread; returns how many elements they sent."""
+    """Run `steps` steps of all ranks, each in a thread; returns how many elements they sent."""
     barrier = threading.Barrier(len(ranks), timeout=10)
     slots: dict[int, list[Tensor]] = {}
     sent = [0 for _ in ranks]
@@ -158,7 +158,7 @@ def gather(ranks: list[Rank], weights: Tensors) -> Tensors:
 
 
 def deviation(got: Tensors, expected: Tensors) -> float:
-    """The largest relative difference of a matrix, in the Frobenius norm."""
+    """Return the largest relative difference of a matrix, in the Frobenius norm."""
     return max(float((got[name].double() - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
@@ -176,7 +176,7 @@ def test_one_rank_is_torchs_muon(scale: str) -> None:
 
 @st.composite
 def partitions(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[dict[str, tuple[int, int]]], int]:
-    """Some shapes, cut at random positions over some ranks, and the number of calls of `step`."""
+    """Draw some shapes, cut at random positions over some ranks, and the number of calls of `step`."""
     shapes = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6))
     world_size = draw(st.integers(1, 4))
     shares: list[dict[str, tuple[int, int]]] = [{} for _ in range(world_size)]
@@ -201,7 +201,7 @@ def test_any_partition_is_torchs_muon(
 
 
 def test_stage_0_orthogonalizes_each_matrix_once() -> None:
-    """Every rank holds everything: nothing of the momentum is sent, and of the update what its worker has alone."""
+    """Every rank has all matrices: no momentum is sent, and an update only by the rank that computed it."""
     weights = make_matrices(SHAPES)
     everything = {name: (0, weight.numel()) for name, weight in weights.items()}
     ranks = place(weights, [everything] * 3)
@@ -213,7 +213,7 @@ def test_stage_0_orthogonalizes_each_matrix_once() -> None:
 
 
 def test_whole_matrices_are_not_sent() -> None:
-    """Four equal matrices on two ranks, which have two each: the work is even as they lie."""
+    """Two ranks have two of four equal matrices each, so that the work is already balanced."""
     weights = make_matrices([(16, 16)] * 4)
     shares = [{name: (0, 256) for name in list(weights)[part]} for part in (slice(0, 2), slice(2, 4))]
     ranks = place(weights, shares)
@@ -223,10 +223,10 @@ def test_whole_matrices_are_not_sent() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 8))
 def test_the_work_is_shared(sizes: list[tuple[int, int]], world_size: int) -> None:
-    """No rank has more than 1.1 times its share, or the largest matrix, and one matrix more: as a greedy division."""
+    """No rank has more than 1.1 times its share or the largest matrix, plus one matrix, as with a greedy division."""
     shapes = {f"matrix.{i}": shape for i, shape in enumerate(sizes)}
     held = {name: [math.prod(shape), *[0] * (world_size - 1)] for name, shape in shapes.items()}
-    workers = deal(shapes, held, world_size)
+    workers = assign_matrices(shapes, held, world_size)
     costs = {name: math.prod(shape) * min(shape) for name, shape in shapes.items()}
     loads = [sum(costs[name] for name in shapes if workers[name] == rank) for rank in range(world_size)]
     assert sum(loads) == sum(costs.values())

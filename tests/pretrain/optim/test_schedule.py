@@ -1,4 +1,4 @@
-"""Learning rates: the points that the schedules' definitions give, and what holds for all of them."""
+"""Learning rates: values that follow from the schedules' definitions, and properties of all schedules."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A model whose vocabulary got words: it begins with the parent's weights, and each word as the mean of its parts."""
+"""A model with added tokens begins with the parent's weights, and each added token with the mean of its parts."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def extended(texts: Path, bert_data: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def begin(folder: Path, data: Path, parent: Path, stage: int = 1, **model: Any) -> Path:
-    """A run of one step that moves nothing."""
+    """Make a run of one step that changes no weight."""
     content = recipe(phases__0__steps=1, phases__0__lr=1e-12, engine__zero_stage=stage, engine__data_workers=0)
     content["model"] |= {**SIZES, "init_from": str(parent), **model}
     content["checkpoint"]["save_interval"] = 1

@@ -1,4 +1,4 @@
-"""What may change under a run that has begun."""
+"""What may change in the recipe of a run that has begun."""
 
 import json
 from typing import Any
@@ -87,5 +87,9 @@ def test_what_an_older_version_remembers_has_the_defaults_of_newer_keys() -> Non
     remembered = json.loads(json.dumps(recorded_part(TrainingConfig.model_validate(RECIPE))))
     now = recorded_part(TrainingConfig.model_validate(RECIPE))
     assert fill_recorded_part(remembered) == now
-    del remembered["optimizer"]["max_trust"], remembered["phases"][0]["batch_ramp"], remembered["model"]["init_from"]
+    del (
+        remembered["optimizer"]["max_trust_ratio"],
+        remembered["phases"][0]["batch_ramp"],
+        remembered["model"]["init_from"],
+    )
     assert fill_recorded_part(remembered) == now

@@ -1,4 +1,4 @@
-"""A start does not begin anew where its checkpoints are missing, nor go on behind the last step."""
+"""A start does not begin again if its checkpoints are missing, and does not continue after the last step."""
 
 import json
 from collections.abc import Callable

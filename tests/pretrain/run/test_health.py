@@ -1,4 +1,4 @@
-"""The numbers of a model's health are those of their definitions, on any ranks, and cost the training nothing."""
+"""Health metrics agree with their definitions on any number of ranks, and do not change the training."""
 
 import math
 from collections.abc import Callable
@@ -40,10 +40,10 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def slow_entropies(
     query: Tensor, key: Tensor, causal: bool, embeddings: Tensor | None = None, window: int | None = None
 ) -> Tensor:
-    """(heads, T): of one sequence, each query by itself, as the definition says; NaN where it sees one key.
+    """Return (heads, T), the entropies of one sequence by the definition, query by query; NaN where there is one key.
 
     Args:
-        embeddings: of distances from -2 on, which farther ones count as.
+        embeddings: embeddings of distances from -2 on; farther ones count as these.
     """
     length, heads, width = query.shape
     found = torch.full((heads, length), math.nan, dtype=torch.float64)
@@ -182,7 +182,7 @@ def settings(stage: int = 1, **engine: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone(run_dir: Path, pool: Pool) -> dict[str, Any]:
-    """One rank's evaluation, which the others are compared with."""
+    """The evaluation on one rank, with which the others are compared."""
     (result,) = pool(1).run(evaluate_rough_model, run_dir, settings())
     assert result["unchanged"]
     row: dict[str, Any] = result["row"]

@@ -1,4 +1,4 @@
-"""Steps and held-out samples in which no token is predicted, as where no whole word fits the masks."""
+"""Steps and held-out samples in which no token is predicted, for example because no whole word fits the masks."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def begin(run_dir: Path, data: Path, **changes: Any) -> Path:
 
 
 def short_samples(run_dir: Path, data: Path, batch_size: int, **changes: Any) -> Path:
-    """Samples of eight tokens, of which each has one word of one token to predict, or none."""
+    """Make a run with samples of eight tokens, of which each has one word of one token to predict, or none."""
     sizes = {"phases__0__seq_len": 8, "phases__0__global_batch_size": batch_size, "phases__0__steps": STEPS}
     return begin(run_dir, data, **sizes, checkpoint__save_interval=1, engine__micro_batch_size=1, **changes)
 

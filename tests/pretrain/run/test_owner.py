@@ -1,4 +1,4 @@
-"""What a run finds in its folder, and where its checkpoints go."""
+"""The identity of a run and the ownership of its checkpoints."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Activation checkpointing and compilation in whole runs of the worker, which evaluates before it trains."""
+"""Activation checkpointing and compilation in whole runs of the worker, which evaluate before they train."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ SHORT = [("bert", 2, 3, "selective", False), ("albert", 2, 3, "selective", False
 def metrics(
     pool: Pool, bert_data: Path, gpt2_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, int, int, str, bool], Rows]:
-    """The rows of a run of four steps, with evaluations before them, between them and behind them."""
+    """Return a function that gives the rows of a run of four steps, with evaluations before, between and after them."""
 
     @cache
     def run(family: str, ranks: int, stage: int, kind: str, compiled: bool) -> Rows:

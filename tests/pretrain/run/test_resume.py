@@ -1,4 +1,4 @@
-"""Resuming: bit for bit on the same ranks, within rounding on any others, with one command."""
+"""Resuming: bitwise equal on the same ranks, equal up to rounding on others, with one command."""
 
 import json
 import random
@@ -28,7 +28,7 @@ SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
 CLOSE = 2e-5
-"""Relative; fp32 without dropout."""
+"""Largest relative difference of losses in fp32 without dropout."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def recipe(objective: str, **changes: Any) -> dict[str, Any]:
 
 
 def begin(run_dir: Path, data: Path, content: dict[str, Any], checkpoint: Path | None = None) -> Path:
-    """A run's folder, with one checkpoint of another run in it."""
+    """Make a run's folder, with one checkpoint of another run in it if given."""
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "data").symlink_to(data)
     (run_dir / "recipe.json").write_text(json.dumps(content))
@@ -87,7 +87,7 @@ SAME_SHORT = [
     for number, objective in enumerate(OBJECTIVES)
     for stage in (0, 1, 2, 3)
 ]
-"""For each objective each stage, with one of the optimizers; one of them in bf16."""
+"""Each objective with each stage and one of the optimizers; one of them in bf16."""
 SAME = [
     (objective, ranks, stage, optimizer, precision)
     for objective in OBJECTIVES
@@ -151,7 +151,7 @@ CROSS_SHORT = [
 
 @pytest.fixture(scope="module")
 def wholes(pool: Pool, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, int], Path]:
-    """Uninterrupted runs without dropout, by optimizer, ranks and stage; each made once."""
+    """Return a function that gives uninterrupted runs without dropout, each made once."""
     made: dict[tuple[str, int, int], Path] = {}
 
     def whole(optimizer: str, ranks: int, stage: int) -> Path:
@@ -276,7 +276,7 @@ TRANSLATING = {
 def test_in_every_stage_a_model_that_translates_is_the_unsharded_one(
     pool: Pool, prepared: Prepared, tmp_path: Path, table: Table, name: str
 ) -> None:
-    """How often the recurrent ones read their weights differs between the ranks, whose pairs have other lengths."""
+    """Ranks have pairs of different lengths, so that recurrent models read their weights different numbers of times."""
     model = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **TRANSLATING[name]}
     found: dict[int, dict[int, float]] = {}
     for stage, ranks in ((0, 1), (1, 2), (2, 2), (3, 2)):

@@ -1,4 +1,4 @@
-"""`phases[].global_rope_theta`: training, evaluation and export use the base of the phase."""
+"""Training, evaluation and export use the RoPE base of the phase (`phases[].global_rope_theta`)."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints stand in a bucket."""
+"""Whole runs with checkpoints in a bucket."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ranks forked from a process that has imported everything: the same losses, and none that outlives its parent."""
+"""Ranks forked from a process that has imported everything: they have the same losses and end with their parent."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def make_run(folder: Path, data: Path, steps: int = STEPS) -> Path:
 
 
 def training(standby: Standby, run_dir: Path) -> tuple[ForkedRank, psutil.Process]:
-    """A rank that has made a step, and its process."""
+    """Return a rank that has made a step, and its process."""
     process, name = standby
     rank = start_rank(name, str(run_dir), environment())
     wait_until(lambda: losses(run_dir), None)

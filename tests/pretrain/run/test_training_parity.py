@@ -1,4 +1,4 @@
-"""Fifty steps of training here and in a plain loop over transformers' model: one loss curve."""
+"""Fifty steps of training here and in a plain loop over transformers' model give the same loss curve."""
 
 import os
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def ours(config: TrainingConfig, vocab_size: int, batches: list[Batch]) -> list[
 
 
 def first_model(config: TrainingConfig, vocab_size: int) -> Model:
-    """With larger weights than published ones, under which activations leave the range where all GELUs are alike."""
+    """Return a model with larger weights than usual, with which activations leave the range where all GELUs agree."""
     model = build_model(config.model, vocab_size)
     init_weights(model, config.seed)
     with torch.no_grad():
@@ -112,10 +112,14 @@ def theirs(
     is_decayed: Callable[[str], bool] | None = None,
     **changes: Any,
 ) -> list[float]:
-    """With torch's own AdamW; biases and norms are told by their names, as the Trainer of transformers does.
+    """Train with torch's own AdamW and return the losses.
+
+    Biases and norms are recognized by their names, as in the Trainer of transformers.
 
     Args:
-        eps, is_decayed, changes: of AdamW, which parameters decay, and keys of config.json that are to be wrong.
+        eps: epsilon of AdamW.
+        is_decayed: which parameters have weight decay.
+        changes: keys of config.json that are set to wrong values.
     """
     transformers = pytest.importorskip("transformers")
     first = first_model(config, vocab_size)
@@ -144,7 +148,7 @@ def theirs(
 
 
 def padded(batch: Batch, pad: int) -> dict[str, Tensor]:
-    """A batch as transformers takes it, labels included, so that its own loss is computed."""
+    """Return a batch as transformers takes it, with labels, so that it computes its own loss."""
     inputs = to_device(batch.inputs, CPU)
     packed = inputs["packed"]
     real = torch.arange(packed.max_seqlen) < packed.cu_seqlens.diff()[:, None]

@@ -1,4 +1,4 @@
-"""A run of two ranks that is killed over and over, at random moments, ends as one that nobody disturbed."""
+"""A run of two ranks that is killed repeatedly at random moments has the results of an uninterrupted run."""
 
 import json
 import random
@@ -28,8 +28,8 @@ from multihop.pretrain.checkpoint.verify import list_steps, newest_good, verify
 pytestmark = pytest.mark.ranks
 EVERY, KEEP = 2, 3
 LONGEST_START_S, LONGEST_LIFE_S, MOST_STEPS = 16.0, 1.5, 20
-"""Kills come within so many seconds of the start, or of the first step, and at the latest after so many steps: however
-fast the machine is, the run does not end before its last kill."""
+"""Kills come within so many seconds of the start, or of the first step, and at the latest after so many steps, so that
+the run does not end before its last kill on a fast machine."""
 
 
 @pytest.mark.timeout(2400)
@@ -73,7 +73,7 @@ def test_kills_of_whole_runs(kills: int, steps: int, bert_data: Path, tmp_path: 
 def _kill_at_a_random_moment(
     run: Path, torchrun: Torchrun, rng: random.Random, phase: str, counts: Counter[str]
 ) -> set[int]:
-    """The steps that were seen to be committed before."""
+    """Kill the run and return the steps that were seen to be committed before."""
     committed: set[int] = set()
 
     def watch(until: Callable[[], object]) -> None:
@@ -112,7 +112,7 @@ def _kill_at_a_random_moment(
 
 
 def _check(run: Path, committed: set[int], counts: Counter[str]) -> int:
-    """That nothing committed is lost; the step that the next start resumes from."""
+    """Assert that nothing committed is lost; returns the step that the next start resumes from."""
     found, rejected = newest_good(str(run / "checkpoints"))
     newest = found.step if found else 0
     assert newest >= max(committed, default=0)
@@ -153,7 +153,7 @@ def _loss_rows(run: Path) -> list[float]:
 
 
 def _starts(run: Path) -> list[int]:
-    """The step that each start resumed from."""
+    """Return the step that each start resumed from."""
     path = run / "launches.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line)["step"] for line in text[: text.rfind("\n") + 1].splitlines()]

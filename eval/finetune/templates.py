@@ -1,4 +1,4 @@
-"""The special tokens around a text or a pair of texts, as each family is fine-tuned with."""
+"""Templates: the special tokens around a text or a pair of texts, as each family is fine-tuned with them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ DELIMITERS = 3
 
 
 @dataclass(frozen=True)
-class Frame:
+class Template:
     """Token ids before the first text, between the two texts, and after the last text."""
 
     before: tuple[int, ...]
@@ -27,8 +27,8 @@ class Frame:
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
 
-def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Frame:
-    """Return the frame of a family (`model.family`).
+def template_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Template:
+    """Return the template of a family (`model.family`), as tokenizers' TemplateProcessing has them.
 
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
@@ -44,16 +44,16 @@ def frame_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: 
     declared = FAMILIES[family]
     if declared.causal and frozen:
         end = special_ids["end"]
-        return Frame((end,), (end,), (end,), special_ids.get("unk", end), reads_last=True)
+        return Template((end,), (end,), (end,), special_ids.get("unk", end), reads_last=True)
     if declared.causal:
         unknown = special_ids.get("unk", vocab_size + 1)
-        return Frame((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
+        return Template((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
     if "cls" not in special_ids:
         raise UserError(
             f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, but this "
             f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
         )
     separator = special_ids["sep"]
-    return Frame(
+    return Template(
         (special_ids["cls"],), (separator,) * declared.pair_separators, (separator,), special_ids.get("unk", separator)
     )

@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from multihop.common.machine import available_memory
+from multihop.common.machine import available_memory, datasheet_rate, total_memory
 
 MB = 2**20
 
 
 def write(root: Path, group: str, files: dict[str, str], meminfo_mb: int = 8000) -> Path:
-    """A root with one memory-limited folder of control groups, `group` (of the file system), and 8,000 MB free."""
+    """Write a root with one memory-limited control group, the folder `group`, and `meminfo_mb` MB of free memory."""
     (root / "proc/self").mkdir(parents=True, exist_ok=True)
     (root / "proc/meminfo").write_text(f"MemTotal: 16000000 kB\nMemAvailable: {meminfo_mb * 1024} kB\n")
     folder = root / "sys/fs/cgroup" / group
@@ -20,7 +20,7 @@ def write(root: Path, group: str, files: dict[str, str], meminfo_mb: int = 8000)
 
 def test_of_this_machine() -> None:
     total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
-    assert 2**24 < available_memory() < total
+    assert 2**24 < available_memory() < total and total_memory() <= total
 
 
 @pytest.mark.parametrize("group", ["", "work", "work/job"])
@@ -28,9 +28,9 @@ def test_version_2_with_a_limit_at_any_height(tmp_path: Path, group: str) -> Non
     limits = {"memory.max": str(500 * MB), "memory.current": str(300 * MB), "memory.stat": f"inactive_file {50 * MB}"}
     root = write(tmp_path, group, limits)
     (root / "proc/self/cgroup").write_text("0::/work/job\n")
-    assert available_memory(root) == 250 * MB
+    assert available_memory(root) == 250 * MB and total_memory(root) == 500 * MB
     write(tmp_path, group, {"memory.max": "max"})
-    assert available_memory(root) == 8000 * MB
+    assert available_memory(root) == 8000 * MB and total_memory(root) == 16_000_000 * 1024
     write(tmp_path, group, {"memory.max": str(200 * MB)})
     assert available_memory(root) == 0
 
@@ -42,3 +42,10 @@ def test_version_1_with_a_path_of_the_host(tmp_path: Path) -> None:
     assert available_memory(root) == 210 * MB
     write(tmp_path, "memory", {"memory.limit_in_bytes": str(2**63 - 4096)})
     assert available_memory(root) == 8000 * MB
+
+
+def test_a_gpu_is_known_by_whole_words_of_its_name() -> None:
+    assert datasheet_rate("NVIDIA H100 80GB HBM3") == datasheet_rate("NVIDIA H200") == 989e12
+    assert datasheet_rate("NVIDIA H100 PCIe") == 756e12 and datasheet_rate("NVIDIA H100 NVL") == 835e12
+    assert datasheet_rate("NVIDIA A100-SXM4-80GB") == 312e12 and datasheet_rate("NVIDIA L40") == 181e12
+    assert datasheet_rate("NVIDIA RTX A1000") is datasheet_rate("NVIDIA A10G") is datasheet_rate("GeForce 1080") is None

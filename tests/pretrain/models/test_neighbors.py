@@ -1,4 +1,4 @@
-"""`model.attention_init: neighbours`."""
+"""Initial attention to neighbors (`model.attention_init: neighbors`)."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def first_model(config: ModelConfig, seed: int = 1) -> Any:
 
 
 def mean_attention(model: Any, length: int) -> Tensor:
-    """(heads, length, length): of the first layer, mean over random texts."""
+    """Return (heads, length, length), the attention of the first layer, averaged over random texts."""
     seen: list[Tensor] = []
 
     def see(
@@ -62,7 +62,7 @@ def test_heads_of_the_first_layer_attend_to_the_tokens_at_their_distance(
     }
     length = 100
     plain = mean_attention(first_model(parse_model_config(described)), length)
-    local = mean_attention(first_model(parse_model_config({**described, "attention_init": "neighbours"})), length)
+    local = mean_attention(first_model(parse_model_config({**described, "attention_init": "neighbors"})), length)
     rows = torch.arange(20, 80)
     for head, distance in zip(range(heads), [-1, 1, -2, 2], strict=False):
         weights = torch.stack([local[head][rows, rows + d] for d in range(-20, 20)])
@@ -75,7 +75,7 @@ def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str)
     for hidden, heads in ((5, 5), (6, 2), (32, 1)):
         described = {"family": family, "layers": 2, "hidden": hidden, "heads": heads, "max_positions": 7}
         plain = first_model(parse_model_config(described))
-        local = first_model(parse_model_config({**described, "attention_init": "neighbours"}))
+        local = first_model(parse_model_config({**described, "attention_init": "neighbors"}))
         differing = {
             name for name, value in plain.named_parameters() if not torch.equal(value, local.get_parameter(name))
         }
@@ -87,5 +87,5 @@ def test_any_sizes_will_do_and_the_rest_of_the_weights_are_the_same(family: str)
 @pytest.mark.parametrize("family", [name for name in TEXT_FAMILIES if name not in BIDIRECTIONAL])
 def test_a_causal_model_is_refused(family: str) -> None:
     described = {"family": family, "layers": 1, "hidden": 8, "heads": 2, "max_positions": 8}
-    with pytest.raises(ValidationError, match=f"attention_init=neighbours: family={family} has no attention_init"):
-        parse_model_config({**described, "attention_init": "neighbours"})
+    with pytest.raises(ValidationError, match=f"attention_init=neighbors: family={family} has no attention_init"):
+        parse_model_config({**described, "attention_init": "neighbors"})
