@@ -34,6 +34,8 @@ def serve(runs: Path, port: int) -> NoReturn:
     command += ["--artifacts-destination", str(runs.resolve() / "mlartifacts")]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+    # Eight processes for evaluations by language models, which runs here do not have.
+    environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     environment["MLFLOW_BACKEND_STORE_URI"] = uri  # not on the command line, which every user can read
     page = f"http://{HOST}:{port}/#/experiments?workflowType=machine_learning"
     print(

@@ -49,6 +49,7 @@ def mlflow_server(folder: Path, store: str, *options: str, port: int = 0, **envi
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += options or ["--artifacts-destination", str(folder / "files")]
     variables = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_BACKEND_STORE_URI": store, **environment}
+    variables["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # eight processes that no test needs
     with open(folder / "server.log", "ab") as log:
         process = subprocess.Popen(
             command,
