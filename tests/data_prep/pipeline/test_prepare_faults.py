@@ -352,7 +352,7 @@ def test_too_few_documents_to_hold_one_out_is_refused_with_what_would_do(tmp_pat
     for number in range(5):
         (tmp_path / "texts" / f"{number}.txt").write_text(document(number))
     for fraction, sentence in (
-        (0.0001, r"none of the 5 documents falls into data.heldout_fraction=0.0001.*set it to 0"),
+        (0.0001, r"none of the 5 documents falls into data.heldout_fraction=0.0001; .* raise it \(to about 0.5\)$"),
         (0.9999, r"all 5 documents fall into data.heldout_fraction=0.9999.*lower it"),
     ):
         data = DataConfig(sources=[Source(path=str(tmp_path / "texts"))], heldout_fraction=fraction)
