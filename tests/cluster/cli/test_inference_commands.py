@@ -217,7 +217,7 @@ def test_a_text_ends_where_the_models_positions_do(run_of: RunOf) -> None:
     assert answer("generate", run, "--max-tokens", "500", "--prompt", long).startswith(long)
     assert "max_positions=64" in refusal("generate", run, "--prompt", long * 4)
     result = CliRunner().invoke(app, ["embed", str(run)], input=long * 4)
-    assert rows(result.stdout)[0]["tokens"] == 64 and "1 texts were cut" in result.stderr
+    assert rows(result.stdout)[0]["tokens"] == 64 and "1 texts were truncated" in result.stderr
 
 
 def test_mistakes_are_reported_in_a_sentence(run_of: RunOf, tmp_path: Path) -> None:
