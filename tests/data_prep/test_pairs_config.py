@@ -76,7 +76,7 @@ def test_the_tokenizer_suits_pairs_or_documents() -> None:
         check_tokenizer(pairs, TokenizerConfig())
     with pytest.raises(UserError, match="separate_vocabularies=true is for pairs"):
         check_tokenizer(documents, TokenizerConfig(separate_vocabularies=True))
-    with pytest.raises(ValidationError, match=r"tokenizer\.separate is a setting of training"):
+    with pytest.raises(ValidationError, match=r"tokenizer\.separate_vocabularies is a setting of training"):
         TokenizerConfig(path="a.model", separate_vocabularies=True)
 
 

@@ -162,16 +162,16 @@ def test_the_answer_in_a_part_of_a_word_becomes_the_word_and_the_impossible_the_
     assert (impossible.start, impossible.end) == (0, 0)
 
 
-def test_other_families_have_other_frames_and_a_causal_model_says_no_at_its_last_token() -> None:
+def test_other_families_have_other_templates_and_a_causal_model_says_no_at_its_last_token() -> None:
     example = Example(("ban", "ban's ban"), (6, 9))
     end = _BYTES.index("<|endoftext|>")
     delimiter = _BYTES.index("|")
-    [window] = windows([example], _BYTE_BPE, ([], [delimiter], [end]), True, 70)
+    [window] = windows([example], _BYTE_BPE, Template((), (delimiter,), (end,), unknown=0), True, 70)
     assert [_BYTES[i] for i in window.ids] == ["ban", "|", "ban", "'s", "Ġban", "<|endoftext|>"]
     assert (window.second_starts, window.start, window.end, window.null) == (2, 4, 4, 5)
-    [impossible] = windows([Example(example.texts)], _BYTE_BPE, ([], [delimiter], [end]), True, 70)
+    [impossible] = windows([Example(example.texts)], _BYTE_BPE, Template((), (delimiter,), (end,), unknown=0), True, 70)
     assert (impossible.start, impossible.end) == (5, 5)
-    [roberta] = windows([example], _BYTE_BPE, ([1], [2, 2], [2]), False, 70)
+    [roberta] = windows([example], _BYTE_BPE, Template((1,), (2, 2), (2,), unknown=0), False, 70)
     assert [roberta.ids[0], *roberta.ids[[2, 3, -1]]] == [1, 2, 2, 2] and roberta.second_starts == 4
 
 

@@ -57,7 +57,7 @@ def test_a_model_that_translates_is_trained_and_not_pretrained(tmp_path: Path) -
         assert "better with training by" in text and "pretrain" not in text.split("Hardware")[0]
         assert "fine-tun" not in text and "trained for 2,000 steps" in text
         assert "beams 4" in text and "seq_len 128" not in text, "a translation is as long as the model says"
-        assert "Published, on another data set" in text and "of models of this size" not in text
+        assert "Published scores on another data set" in text and "of models of this size" not in text
     scores = ["Transformer-base", "BLEU", "27.3", "WMT 2014, English to German", "Vaswani et al. 2017, table 2"]
     assert parsed.tables["published"][1] == scores and f"| {' | '.join(scores)} |" in markdown
 

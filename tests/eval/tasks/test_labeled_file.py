@@ -229,7 +229,12 @@ def test_mistakes_in_a_text_are_named(tmp_path: Path, change: dict[str, Any], me
 
 def test_a_file_that_is_no_yaml_and_one_of_a_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
-    for text, message in (("a: [", "is not valid YAML"), ("reviews", "valid dictionary"), ("", "valid dictionary")):
+    for text, message in (
+        ("a: [", "is not valid YAML"),
+        ("reviews", "the file has no keys; write at least kind"),
+        ("", "the file has no keys"),
+        ("train: a.csv", "kind is missing; write one of classification, "),
+    ):
         path.write_text(text)
         with pytest.raises(UserError, match=rf"task\.yaml.*{message}"):
             parse_task_file(path)
