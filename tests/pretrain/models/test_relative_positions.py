@@ -257,7 +257,7 @@ def test_the_default_is_clipped_at_16_tokens(family: str) -> None:
     assert parse_model_config(written) == relative
 
 
-TEXT_NAMES = "albert or bert or gpt or gpt2 or roberta"
+TEXT_NAMES = "albert or bert or gpt or gpt2 or modernbert or modernbert-decoder or roberta"
 
 
 @pytest.mark.parametrize(
