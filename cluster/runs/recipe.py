@@ -228,6 +228,8 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
         return f"{origin}: {key + ': ' if key else ''}{message}"
     if error["type"] == "finite_number":
         message += "; for no limit write a large number such as 1e9"
+    if error["type"] == "string_type" and isinstance(error["input"], int | float):
+        message += f"""; write it in quotes, on the command line as {key}='"{error["input"]}"'"""
     value = json.dumps(error["input"], default=str)
     value = value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}…"
     return f"{origin}: {key}={value}: {message[0].lower()}{message[1:]}"

@@ -64,6 +64,7 @@ def test_a_field_beside_a_preset_wins_and_what_follows_from_it_follows() -> None
         ("seed=one", 'seed="one": input should be a valid integer'),
         ("model.preset=bert-huge", "unknown preset 'bert-huge'; known are albert-base, "),
         ("name=../up", "is not a valid name"),
+        ("name=2024", """input should be a valid string; write it in quotes, on the command line as name='"2024"'"""),
         ("checkpoint.location=s3://", "give a directory or s3://BUCKET/PREFIX"),
         ("checkpoint.location=s3:/bucket/x", "give a directory or s3://BUCKET/PREFIX"),
         ("checkpoint.location=gs://bucket", "give a directory or s3://BUCKET/PREFIX"),
