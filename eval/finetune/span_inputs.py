@@ -23,7 +23,7 @@ from multihop.eval.finetune.span_windows import Window, windows
 from multihop.eval.finetune.templates import Template
 from multihop.eval.tasks.task import Example, Task
 
-_FORMAT = 2
+_FORMAT = 3
 _TASK = "task.json"
 _QUESTIONS = "questions.json"
 _ANSWERED = ("dev", "test")
