@@ -35,11 +35,10 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
         instead = f"objective.name={' or '.join(objectives_with(name))}"
         reads = name in objective.needs.keys
         yield f"objective.{name}", objective, name, reads, (f"objective.name={objective.name}", instead)
-    has_thetas = hasattr(config.model, "global_rope_theta")
-    rotary = has_thetas and getattr(config.model, "positions") == "rotary"  # noqa: B009
-    rotary_settings = f"model.family={config.model.family}", f"model.family={families_with('global_rope_theta')}"
-    if has_thetas:
-        rotary_settings = "model.positions=learned", "model.positions=rotary"
+    has_thetas, rotary = hasattr(config.model, "global_rope_theta"), getattr(config.model, "positions", "") == "rotary"
+    rotary_settings = "model.positions=learned", "model.positions=rotary"
+    if not has_thetas:
+        rotary_settings = f"model.family={config.model.family}", f"model.family={families_with('global_rope_theta')}"
     for number, phase in enumerate(config.phases):
         for name, schedules in (
             ("power", ("polynomial",)),

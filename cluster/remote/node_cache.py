@@ -186,7 +186,7 @@ def upload_logs(spec: RemoteRunSpec, launch: int, folder: Path, rank: int, log_f
     """Upload a rank's log since its launch, and gave-up.json if the rank wrote it.
 
     Args:
-        launch: number of the launch, as in launches.jsonl.
+        launch: number of the launch, from 1 on.
         log_from: size of the log file before the launch. At most the last 64 MiB are uploaded.
 
     Raises:

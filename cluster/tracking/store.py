@@ -86,7 +86,7 @@ def log_params(client: "MlflowClient", run_id: str, tree: dict[str, Any]) -> Non
     """Log the leaves of `tree` under their keys (`param_name`).
 
     Parameters are immutable in MLflow. The tag CHANGED_TAG has the present values of those that were logged with others
-    at an earlier start.
+    at an earlier start, as many as fit.
     """
     from mlflow.entities import Param
 
@@ -95,9 +95,13 @@ def log_params(client: "MlflowClient", run_id: str, tree: dict[str, Any]) -> Non
     new = [Param(key, text) for key, text in texts.items() if key not in run.params]
     for start in range(0, len(new), _PARAMS_A_CALL):
         client.log_batch(run_id, params=new[start : start + _PARAMS_A_CALL])
-    changed = {key: text for key, text in texts.items() if run.params.get(key, text) != text}
+    changed: dict[str, str] = {}
+    for key, text in texts.items():
+        more = {**changed, key: text}
+        if run.params.get(key, text) != text and len(json.dumps(more)) <= _LONGEST_TAG:
+            changed = more
     if changed or CHANGED_TAG in run.tags:
-        log_tags(client, run_id, {CHANGED_TAG: json.dumps(changed)[:_LONGEST_TAG]})
+        log_tags(client, run_id, {CHANGED_TAG: json.dumps(changed)})
 
 
 def log_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:

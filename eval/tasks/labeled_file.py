@@ -15,7 +15,7 @@ A pair has `text: [premise, hypothesis]`. A choice has `choices: [first, second]
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
@@ -138,7 +138,7 @@ class _TextFile(Section):
 
 TaskFile = _LabeledFiles | _TextFile | PairFiles
 """The content of a task's YAML file."""
-_KINDS = ("classification", "regression", "tagging", "choice", "perplexity", "translation")
+_KINDS = [kind for each in get_args(TaskFile) for kind in get_args(each.model_fields["kind"].annotation)]
 _TASK_FILE: TypeAdapter[TaskFile] = TypeAdapter(Annotated[TaskFile, Field(discriminator="kind")])
 
 

@@ -40,8 +40,8 @@ class ModernLayer(nn.Module):
     def __init__(self, config: ModernConfig, layer: int, causal: bool) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        without = self.pre_norm and layer == 0
-        self.attention_norm = nn.Identity() if without else nn.LayerNorm(config.hidden, eps=EPS, bias=False)
+        is_first = self.pre_norm and layer == 0
+        self.attention_norm = nn.Identity() if is_first else nn.LayerNorm(config.hidden, eps=EPS, bias=False)
         window = None if config.is_global(layer) else config.window(causal)
         self.attention = SelfAttention(config, causal, window=window, bias=False)
         self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=EPS, bias=False)
