@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +137,11 @@ def _store(location: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str
             [Call(node, store.read, (location, trial, file_of[others[node]])) for node in writers], _STORE_S
         )
     finally:
+        if "://" not in location:
+            # This process runs on the head, and needs no new process of Ray's for it, which a busy machine may not
+            # start in time. What it may not remove here, a node could not write either.
+            with suppress(OSError):
+                store.remove(location, trial)
         call_on_nodes([Call(node, store.remove, (location, trial)) for node in nodes], _SHORT_S)
     for node, answer in zip(writers, read, strict=True):
         results[node] |= _as_json(answer) | {"node_file": file_of[node], "read_of": others[node].name}
