@@ -20,9 +20,9 @@ def _import_all(number: int) -> None:
     """Import what the work needs; pyarrow imports pandas with the first array."""
     import pyarrow as pa
 
-    import multihop.data_prep.pipeline
+    from multihop.data_prep.pipeline.prepare import prepare
 
-    assert multihop.data_prep.pipeline.prepare and len(pa.array(["a"])) == 1
+    assert callable(prepare) and len(pa.array(["a"])) == 1
 
 
 def ours(texts: Path, tokenizer: Path, out: Path, workers: int) -> Result:
