@@ -139,6 +139,8 @@ def show_forecast(recipe: "Recipe", runs: Path) -> None:
             f"source {number}  {safe_text(source.path)}: {source.files:,} files, {decimal(source.bytes)}, "
             f"about {decimal(source.text_bytes)} of text in {source.documents:,} {what}"
         )
+        if warning := source.warning(recipe.data.max_bad_fraction):
+            print(f"          {safe_text(warning)}")
     print(f"splits    {estimate.splits:,}, {estimate.splits_read:,} already read")
     if recipe.tokenizer.path is not None:
         added = f", and {recipe.tokenizer.add_words:,} words of {decimal(estimate.sample_bytes)} of text"

@@ -44,10 +44,12 @@ class Survey:
     def __str__(self) -> str:
         source, amount = self.source, self.amount
         field = f", text in the field {safe_text(source.field)}" if "field" in source.model_fields_set else ""
+        warning = amount.warning(DataConfig.model_fields["max_bad_fraction"].default)
         return (
             f"{safe_text(source.path)}: {amount.files:,} file{'s' * (amount.files > 1)}, about "
             f"{decimal(amount.text_bytes)} of text in {amount.documents:,} "
             f"document{'s' * (amount.documents != 1)}{_DOCUMENTS[source.documents]}{field}"
+            f"{f'; {safe_text(warning)}' if warning else ''}"
         )
 
 

@@ -1,7 +1,8 @@
 """Estimates what a preparation would do and need, without writing anything."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
@@ -22,8 +23,8 @@ from multihop.data_prep.tokenizers.training import training_memory
 
 _SAMPLED_BYTES = 32 * 2**20
 """Bytes of text to read of each source."""
-_TRIED = 5
-"""Files of a source to try, until one can be read."""
+_SAMPLED_FILES = 20
+"""Files of a source to read at most."""
 _BYTES_A_TOKEN = 4.0
 """English has 4 to 5 bytes per token with vocabularies of 8,000 to 32,000 tokens."""
 _LZ4 = 0.7
@@ -40,9 +41,22 @@ class SourceForecast:
     files: int
     bytes: int
     text_bytes: int
-    """Estimated from its beginning."""
+    """Estimated from 32 MiB of text, from up to 20 files of all sizes."""
     documents: int
-    """Estimated from its beginning."""
+    """Estimated as `text_bytes` is."""
+    bad_fraction: float
+    """Share of unusable files, or of unusable documents, among those that were read: the larger of the two."""
+    bad_reason: str
+    """The most frequent reason for it; empty if there is none."""
+
+    def warning(self, max_bad_fraction: float) -> str | None:
+        """Return a sentence if the source has more unusable documents or files than `data.max_bad_fraction` allows."""
+        if self.bad_fraction <= max_bad_fraction:
+            return None
+        return (
+            f"about {100 * self.bad_fraction:.2g} % of its documents or files cannot be used ({self.bad_reason}), and "
+            f"above data.max_bad_fraction={max_bad_fraction:g} preparation fails; repair or remove them, or raise it"
+        )
 
 
 @dataclass(frozen=True)
@@ -112,36 +126,59 @@ def forecast(
 
 
 def _forecast_source(path: str, files: list[InputFile]) -> SourceForecast:
-    """Extrapolate texts and documents from the file of median size, or from a neighbor if that is unreadable."""
+    """Extrapolate from the beginnings of files of all sizes, the median one first."""
     size = sum(file.size for file in files)
     readable = sorted((file for file in files if file.size and not file.problem), key=lambda file: file.size)
-    middle = len(readable) // 2
-    text = documents = 0.0
-    for index in sorted(range(len(readable)), key=lambda index: abs(index - middle))[:_TRIED]:
-        text_a_byte, documents_a_byte = _density(readable[index])
-        text, documents = text_a_byte * size, documents_a_byte * size
-        if text:
+    count = min(len(readable), _SAMPLED_FILES)
+    chosen = [readable[(2 * number + 1) * len(readable) // (2 * count)] for number in range(count)]
+    sample = _Sample()
+    for file in sorted(chosen, key=lambda file: abs(file.size - chosen[count // 2].size)):
+        if sample.text_bytes >= _SAMPLED_BYTES:
             break
+        sample.add(file)
+    text = sample.text_bytes / max(sample.read_bytes, 1) * size
+    documents = sample.documents / max(sample.read_bytes, 1) * size
     if text and all(file.format == "txt" and file.documents == "file" for file in readable):
         documents = len(readable)
     bytes_on_disk = sum(file.bytes for file in files)
-    return SourceForecast(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents))
+    bad = max(
+        sample.bad_files / max(sample.files, 1), sample.bad_documents / max(sample.documents + sample.bad_documents, 1)
+    )
+    reason = sample.reasons.most_common(1)[0][0] if sample.reasons else ""
+    return SourceForecast(path, len(list(with_targets(files))), bytes_on_disk, int(text), int(documents), bad, reason)
 
 
-def _density(file: InputFile) -> tuple[float, float]:
-    """Return bytes of text, and documents, per byte of a file; 0 if it cannot be read."""
-    file_range = FileRange(file, 0, min(file.size, _SAMPLED_BYTES) if file.is_splittable else file.size)
-    text = documents = 0
-    try:
-        with FileReader(file) as reader:
-            for document in read_open_range(file_range, reader):
-                if not isinstance(document, BadDocument):
+@dataclass
+class _Sample:
+    """Counts what was read of some files."""
+
+    files: int = 0
+    bad_files: int = 0
+    read_bytes: int = 0
+    text_bytes: int = 0
+    documents: int = 0
+    bad_documents: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, file: InputFile) -> None:
+        """Read a file from its beginning on until the sample has `_SAMPLED_BYTES` of text."""
+        file_range = FileRange(file, 0, min(file.size, _SAMPLED_BYTES) if file.is_splittable else file.size)
+        self.files += 1
+        try:
+            with FileReader(file) as reader:
+                for document in read_open_range(file_range, reader):
+                    if isinstance(document, BadDocument):
+                        self.bad_documents += 1
+                        self.reasons[document.reason] += 1
+                        continue
                     sides = (document,) if isinstance(document, str) else document
-                    text += sum(len(side.encode(errors="replace")) for side in sides)
-                    documents += 1
-                if text > _SAMPLED_BYTES:
-                    break
-            read = file_range.stop if file.is_splittable and text <= _SAMPLED_BYTES else reader.max_offset
-    except UnreadableFileError:
-        return 0.0, 0.0
-    return text / max(read, 1), documents / max(read, 1)
+                    self.text_bytes += sum(len(side.encode(errors="replace")) for side in sides)
+                    self.documents += 1
+                    if self.text_bytes > _SAMPLED_BYTES:
+                        break
+                is_read = file.is_splittable and self.text_bytes <= _SAMPLED_BYTES
+                self.read_bytes += int(file_range.stop if is_read else reader.max_offset)
+        except UnreadableFileError as error:
+            self.bad_files += 1
+            self.read_bytes += file.size
+            self.reasons[str(error)] += 1

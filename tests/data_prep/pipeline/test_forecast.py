@@ -54,7 +54,7 @@ def test_text_and_documents_are_reckoned_from_a_beginning(tmp_path, tok, documen
 def test_files_that_cannot_be_read_count_as_empty(tmp_path, tok):
     (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
     (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
-    assert (source.bytes, source.text_bytes, source.documents) == (7, 0, 0)
+    assert (source.bytes, source.text_bytes, source.documents, source.bad_fraction) == (7, 0, 0, 1.0)
 
 
 def test_files_that_are_a_document_each_are_counted(tmp_path, tok, document):
@@ -71,3 +71,25 @@ def test_where_the_file_of_median_size_is_broken_a_neighbor_counts(tmp_path, tok
     (tmp_path / "b.jsonl").write_bytes(b"{" * 20_000)
     (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
     assert source.text_bytes > 0 and source.documents >= 1_000
+
+
+def test_files_of_all_sizes_are_read_and_unusable_documents_counted(tmp_path, tok, document):
+    for number in range(60):
+        lines = [json.dumps({"text" if row % 4 else "txt": document(row)}) for row in range(4 + 4 * number)]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+    (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
+    assert source.bad_fraction == pytest.approx(0.25)
+    assert source.documents == pytest.approx(sum(3 + 3 * number for number in range(60)), rel=0.1)
+    assert source.warning(0.3) is None
+    assert source.warning(0.2) == (
+        "about 25 % of its documents or files cannot be used (no field 'text'), and above data.max_bad_fraction=0.2 "
+        "preparation fails; repair or remove them, or raise it"
+    )
+
+
+def test_a_file_in_ten_that_cannot_be_read_is_warned_of(tmp_path, tok, document):
+    for number in range(10):
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(json.dumps({"text": document(row)}) for row in range(50)))
+    (tmp_path / "9.jsonl").rename(tmp_path / "9.jsonl.gz")
+    (source,) = look(DataConfig(sources=[Source(path=str(tmp_path))]), tok, [], tmp_path / "work").sources
+    assert source.bad_fraction == pytest.approx(0.1) and "gzip" in str(source.warning(0.01))
