@@ -9,6 +9,8 @@ from multihop.cluster.ray.slow_start import TaskStartProbe
 from multihop.common.errors import UserError
 
 RETRIES = 3
+_RESULTS_ARRIVE_S = 0.1
+"""Seconds in which the results of tasks that have just ended arrive."""
 _ENDS_S = 5.0
 """Seconds for a task to end after it was interrupted, or killed."""
 
@@ -89,14 +91,23 @@ def map_on_ray(
 
 
 def cancel_tasks(references: list[Any]) -> None:
-    """Interrupt tasks, which then remove their temporary files; those that do not end are killed."""
+    """Interrupt tasks, which then remove their temporary files; those that do not end are killed.
+
+    Ray's driver exits with a failed check ("Tried to complete task that was not pending") if it cancels a task just
+    when the result arrives. A signal interrupts `ray.wait` at such a moment, so this waits for a while first, and
+    cancels no task that has ended.
+    """
     import ray
 
+    def unfinished(references: list[Any], timeout_s: float) -> list[Any]:
+        return ray.wait(references, num_returns=len(references), timeout=timeout_s)[1] if references else []
+
+    left = unfinished(references, _RESULTS_ARRIVE_S)
     for force in (False, True):
-        for reference in references:
-            ray.cancel(reference, force=force)
-        if references:
-            _, references = ray.wait(references, num_returns=len(references), timeout=_ENDS_S)
+        for reference in left:
+            if unfinished([reference], 0):
+                ray.cancel(reference, force=force)
+        left = unfinished(left, _ENDS_S)
 
 
 def _this_node() -> dict[str, Any]:

@@ -92,6 +92,9 @@ def _initialize(start: Callable[[], None]) -> Iterator[None]:
     thread.start()
     try:
         started.result()
+        if threading.current_thread() is threading.main_thread():
+            # Ray has put a handler before Python's that prints a stack trace, as of a crash.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         yield
     except BaseException:
         ended.set()

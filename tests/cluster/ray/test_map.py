@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -116,3 +118,17 @@ def test_tasks_that_nobody_waits_for_and_that_do_not_end_are_killed(tmp_path: Pa
     ended_early(stay, [tmp_path], lambda: list(tmp_path.iterdir()))
     (process,) = tmp_path.iterdir()
     wait_for(lambda: not psutil.pid_exists(int(process.name)))
+
+
+def test_tasks_interrupted_at_any_moment_do_not_end_the_driver() -> None:
+    """Ray's driver exits if it cancels a task whose result arrives: without waiting for that, after 5 to 21 rounds."""
+    tests = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.interrupt_tasks", "25"],
+        env={**os.environ, "PYTHONPATH": f"{tests}:{tests.parent / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout) == (0, "25\n"), done.stderr[-2000:]
