@@ -54,8 +54,9 @@ class SourceForecast:
         if self.bad_fraction <= max_bad_fraction:
             return None
         return (
-            f"about {100 * self.bad_fraction:.2g} % of its documents or files cannot be used ({self.bad_reason}), and "
-            f"above data.max_bad_fraction={max_bad_fraction:g} preparation fails; repair or remove them, or raise it"
+            f"about {100 * self.bad_fraction:.2g} % of its documents or files (by a sample) cannot be used "
+            f"({self.bad_reason}), and above data.max_bad_fraction={max_bad_fraction:g} preparation fails; repair or "
+            "remove them, or raise it"
         )
 
 

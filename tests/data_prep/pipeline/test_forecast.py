@@ -82,8 +82,8 @@ def test_files_of_all_sizes_are_read_and_unusable_documents_counted(tmp_path, to
     assert source.documents == pytest.approx(sum(3 + 3 * number for number in range(60)), rel=0.1)
     assert source.warning(0.3) is None
     assert source.warning(0.2) == (
-        "about 25 % of its documents or files cannot be used (no field 'text'), and above data.max_bad_fraction=0.2 "
-        "preparation fails; repair or remove them, or raise it"
+        "about 25 % of its documents or files (by a sample) cannot be used (no field 'text'), and above "
+        "data.max_bad_fraction=0.2 preparation fails; repair or remove them, or raise it"
     )
 
 
