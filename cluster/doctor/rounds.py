@@ -139,7 +139,7 @@ def _store(location: str, nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str
     finally:
         if "://" not in location:
             # This process runs on the head, and needs no new process of Ray's for it, which a busy machine may not
-            # start in time. What it may not remove here, a node could not write either.
+            # start in time. Where it fails, the nodes' tasks try again.
             with suppress(OSError):
                 store.remove(location, trial)
         call_on_nodes([Call(node, store.remove, (location, trial)) for node in nodes], _SHORT_S)

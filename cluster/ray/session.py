@@ -92,9 +92,10 @@ def _initialize(start: Callable[[], None]) -> Iterator[None]:
     thread.start()
     try:
         started.result()
-        if threading.current_thread() is threading.main_thread():
-            # Ray has put a handler before Python's that prints a stack trace, as of a crash.
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            # Ray has put a handler before this one that prints a stack trace, as of a crash.
+            signal.signal(signal.SIGTERM, handler)
         yield
     except BaseException:
         ended.set()

@@ -23,8 +23,8 @@ def main() -> None:
         list(map_on_ray(work, [0.0] * 4))  # their processes have started
         for _ in range(int(sys.argv[1])):
             timer = threading.Timer(rng.uniform(0.05, 0.7), os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
             try:
+                timer.start()
                 list(map_on_ray(work, [rng.uniform(0.1, 0.4) for _ in range(20)]))
             except KeyboardInterrupt:
                 interrupted += 1

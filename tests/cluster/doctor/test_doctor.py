@@ -186,18 +186,21 @@ def test_a_missing_source_is_a_finding_and_an_interruption_leaves_no_files(texts
     assert "/nowhere/x.txt" in smoke_test(recipe, runs)["error"]
 
     request.write_text(json.dumps(asdict(make_request(recipe, str(runs), False))))
-    examining = subprocess.Popen(
-        [sys.executable, "-m", "multihop.cluster.doctor.examine", str(request)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with open(tmp_path / "errors.txt", "wb") as errors:
+        examining = subprocess.Popen(
+            [sys.executable, "-m", "multihop.cluster.doctor.examine", str(request)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
     deadline = time.monotonic() + 240
     while not list(runs.glob(".doctor-*")):
         assert examining.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     examining.terminate()
     assert examining.wait(120) != 0 and list(runs.iterdir()) == []
+    printed = (tmp_path / "errors.txt").read_text()
+    assert "KeyboardInterrupt" in printed and "SIGTERM received" not in printed  # Ray's handler prints that
 
 
 def test_a_relative_folder_is_refused(tmp_path: Path) -> None:
