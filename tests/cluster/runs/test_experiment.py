@@ -81,20 +81,22 @@ def test_mistakes_get_a_sentence(file: Path, content: dict[str, object], complai
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
-def test_a_published_experiment_is_valid_and_its_runs_have_the_same_tokens(
+def test_a_published_experiment_is_valid_and_its_trained_runs_have_the_same_tokens(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     plan = read_experiment(path, ["data.sources[0].path=/data/imdb", "eval.data_dir=/data/tasks"])
+    # A run that evaluates only the checkpoint it began from is not compared by what it learned.
+    trained = [recipe for recipe in (variant.recipe() for variant in plan.variants) if recipe.eval.inits != ["parent"]]
     tokens = set()
-    for variant in plan.variants:
-        phases, before, total = variant.recipe().phases, 0, 0
+    for recipe in trained:
+        phases, before, total = recipe.phases, 0, 0
         for number, phase in enumerate(phases):
             until = total_steps(phases[: number + 1])
             total += (samples_before(phases, until) - samples_before(phases, before)) * phase.seq_len
             before = until
         tokens.add(total)
-    assert len(tokens) == 1 and len(plan.variants) > 1
+    assert len(tokens) == 1 and len(trained) > 1
     assert {variant.recipe().data.sources[0].path for variant in plan.variants} == {"/data/imdb"}
 
 
