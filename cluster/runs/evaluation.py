@@ -33,7 +33,8 @@ def check_evaluation(recipe: Recipe) -> list[TaskSource]:
         The tasks of the recipe, from which its trials are planned.
 
     Raises:
-        UserError: as `open_tasks`, `check_tasks`, `check_start_from`, `check_settings` and `check_examples`.
+        UserError: as `open_tasks`, `check_tasks`, `check_start_from`, `check_settings`, `check_output_layer` and
+            `check_examples`.
     """
     model = _model_config(recipe)
     tasks = open_tasks(recipe.eval)
@@ -47,6 +48,11 @@ def check_evaluation(recipe: Recipe) -> list[TaskSource]:
         )
         raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
     check_settings(recipe.eval, tasks, model.layers)
+    published = recipe.eval.checkpoint or (recipe.model.init_from if "parent" in recipe.eval.inits else None)
+    if published is not None and not all(task.is_trained for task in tasks):
+        from multihop.eval.trials.run_zero_shot import check_output_layer
+
+        check_output_layer(Path(published), tasks)
     if recipe.eval.examples:
         check_examples(recipe.eval.examples, model.family, _mask_token(recipe))
     return tasks

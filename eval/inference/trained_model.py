@@ -1,6 +1,6 @@
 """A trained model with its tokenizer, loaded for inference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,14 +71,19 @@ class TrainedModel:
         Raises:
             UserError: the files lack them.
         """
-        if not self.lacking:
-            return
-        lacking = [self.model.get_parameter(name) for name in self.lacking]
-        with torch.inference_mode(False), torch.enable_grad():
-            states = torch.zeros(1, self.model.config.hidden, device=self.device)
-            used = torch.autograd.grad(head(states).sum(), lacking, allow_unused=True)
-        if any(gradient is not None for gradient in used):
+        if uses_any(self.model, head, self.lacking):
             raise UserError(f"{self.path} has no weights for {what}; use the model with its pretraining heads")
+
+
+def uses_any(model: Model, head: Callable[[Tensor], Tensor], parameters: Collection[str]) -> bool:
+    """Whether a head of a model, which may be on the meta device, computes with one of these parameters."""
+    if not parameters:
+        return False
+    with torch.inference_mode(False), torch.enable_grad():
+        states = torch.zeros(1, model.config.hidden, device=model.word.weight.device)
+        weights = [model.get_parameter(name) for name in parameters]
+        used = torch.autograd.grad(head(states).sum(), weights, allow_unused=True)
+    return any(gradient is not None for gradient in used)
 
 
 def load_model(path: str, step: int | None = None) -> TrainedModel:

@@ -1,6 +1,7 @@
 """Runs a trial without training: a zero-shot task, the perplexity of held-out text, or a translation."""
 
 import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.loop import NonFiniteLossError
-from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.inference.trained_model import TrainedModel, uses_any
 from multihop.eval.model.load_model import device
 from multihop.eval.tasks import zero_shot_sets
-from multihop.eval.tasks.known_tasks import HELDOUT
+from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
 from multihop.eval.tasks.running_text import Text, text_of
 from multihop.eval.trials.open_trial import lacking_weights, trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
@@ -25,6 +26,9 @@ from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
 from multihop.eval.zero_shot.perplexity import cross_entropy, evaluate_perplexity, unigram_cross_entropy
 from multihop.eval.zero_shot.scoring import ZeroShotResult
 from multihop.eval.zero_shot.translation import evaluate_translation
+from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
+from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
+from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 
@@ -38,11 +42,7 @@ def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
     task = trial_task(trial)
     [(tokenizer, info)] = trial_tokenizers(trial)
     model = trial_model(trial).to(device()).eval()
-    lacking = lacking_weights(trial, model)
-    if lacking:
-        TrainedModel(str(trial.checkpoint_dir), model, tokenizer, info.special_ids, None, lacking).needs(
-            model.lm_head, f"predicting tokens, which task {task.name} needs"
-        )
+    _refuse_lacking(str(trial.checkpoint_dir), model, lacking_weights(trial, model), task.name)
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
     if task.test:
         text = text_of([example.texts[0] for example in task.test], "text", False)
@@ -58,6 +58,31 @@ def run_zero_shot(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
         "reported_on": "test",
     }
     return row, {"statistics": result.statistics.tolist()}
+
+
+def check_output_layer(source: Path, tasks: Sequence[TaskSource]) -> None:
+    """Refuse tasks for which a Hugging Face model without its output layer would have to predict tokens.
+
+    Args:
+        source: directory of the model; nothing is refused if it is a run or a checkpoint, which are complete.
+
+    Raises:
+        UserError: the model's files lack the layer and one of the tasks needs it, or they are damaged.
+    """
+    untrained = [task.name for task in tasks if not task.is_trained]
+    if untrained and is_huggingface(source):
+        config, vocab_size, weights = import_model(source)
+        model = build_model_on_meta(config, vocab_size, read_source_vocab_size(source))
+        lacking = [name for name, _ in model.named_parameters() if name not in weights]
+        _refuse_lacking(str(source), model, lacking, untrained[0])
+
+
+def _refuse_lacking(source: str, model: Model, lacking: Collection[str], task: str) -> None:
+    if uses_any(model, model.lm_head, lacking):
+        raise UserError(
+            f"{source} has no weights for predicting tokens, which task {task} needs; use the model with its "
+            "pretraining heads, or remove the task"
+        )
 
 
 def _evaluate_set(
@@ -92,6 +117,7 @@ def _run_heldout(trial: Trial) -> tuple[Row, None]:
     data = _open_data(trial)
     tokenizer = data.manifest.tokenizer
     model = trial_model(trial).to(device())
+    _refuse_lacking(str(trial.checkpoint_dir), model, lacking_weights(trial, model), HELDOUT)
     assert FAMILIES[model.config.family].causal, "check_tasks refuses other models"
     seq_len = min(TrialSettings.model_validate(trial.settings).seq_len, model.config.max_positions)
     if not len(data.heldout):

@@ -1,9 +1,11 @@
 """What the stages of a run refuse before they start."""
 
+import string
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig, BertModel
 
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
@@ -67,3 +69,35 @@ def test_a_published_model_with_another_tokenizer_is_refused_before_the_data_are
     with pytest.raises(UserError, match=r"was trained with its own tokenizer, and this recipe trains one"):
         run_stages(recipe, runs)
     assert not list(runs.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("section", ["model", "eval"])
+def test_a_published_model_without_its_output_layer_is_refused_where_a_task_predicts_tokens(
+    section: str, texts: Path, tmp_path: Path
+) -> None:
+    parent = tmp_path / "parent"
+    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertModel(config).save_pretrained(parent)
+    (parent / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase])
+    )
+    (tmp_path / "letters.txt").write_text("a b c\n")
+    (tmp_path / "letters.yaml").write_text("kind: perplexity\ntest: letters.txt\n")
+    evaluation = {"tasks": [str(tmp_path / "letters.yaml")], "inits": ["pretrained", "parent"]}
+    model = {"preset": "bert-tiny"}
+    if section == "model":
+        model["init_from"] = str(parent)
+    else:
+        evaluation |= {"checkpoint": str(parent), "inits": ["pretrained"]}
+    recipe = Recipe.model_validate(
+        {
+            "name": "child",
+            "data": {"sources": [{"path": str(texts)}]},
+            "model": model,
+            "phases": [{"steps": 10}],
+            "eval": evaluation,
+        }
+    )
+    with pytest.raises(UserError, match="parent has no weights for predicting tokens, which task letters needs; use"):
+        run_stages(recipe, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
