@@ -99,19 +99,23 @@ class JournalReader:
         for name in names:
             (folder / name).unlink(missing_ok=True)
 
-    def read(self) -> None:
+    def read(self, remote: Folder | None = None) -> None:
         """Append what is new, and replace many segments of one writer by one.
+
+        Args:
+            remote: the journal by another connection, for example a polled one; None: by that of the constructor.
 
         Raises:
             OSError: the store cannot be read; nothing is lost, it is read with the next call.
         """
-        names = {name: _Segment.of(name) for name in self._remote.names()}
+        remote = remote or self._remote
+        names = {name: _Segment.of(name) for name in remote.names()}
         merged = [segment for segment in names.values() if segment.last > segment.first]
         for name, segment in sorted(names.items(), key=lambda item: item[1]):
             if any(other is not segment and other.covers(segment) for other in merged):
-                self._remote.remove(name)  # left by a reader that was killed
+                remote.remove(name)  # left by a reader that was killed
             elif name not in self._seen:
-                data = self._remote.read_bytes(name, _MAX_SEGMENT_BYTES)
+                data = remote.read_bytes(name, _MAX_SEGMENT_BYTES)
                 assert len(data) <= _MAX_SEGMENT_BYTES, name
                 segment.offset, segment.length = append_bytes(self._folder / segment.file, data), len(data)
                 self._seen.add(name)

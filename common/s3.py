@@ -20,8 +20,11 @@ from multihop.common.errors import UserError
 _RETRIES = 12
 """Repetitions of a request, with waits that begin at 25 ms and double: about 100 s in all."""
 _FIRST_RETRIES = 6
+_POLL_RETRIES = 3
 _PREAMBLE = re.compile(r".*(AWS Error |with a last message of |google::cloud::Status\()", re.DOTALL)
 _ATTEMPTS = 8
+_POLL_ATTEMPTS = 2
+_POLL_TIMEOUT_S = 10
 _CONFLICTS = 10
 """Attempts of a conditional write that conflicts with another one of the same object."""
 _PART_BYTES = 64 * 1024**2
@@ -30,14 +33,17 @@ _CONCURRENT_PARTS = 4
 """Number of parts that are uploaded at once, and in memory."""
 
 
-def s3_filesystem(bucket: str, key: str) -> fs.S3FileSystem:
+def s3_filesystem(bucket: str, key: str, polled: bool = False) -> fs.S3FileSystem:
     """Connect to an S3 bucket, with retries.
+
+    Args:
+        polled: whether the caller repeats its requests itself: they fail within seconds, not after two minutes.
 
     Raises:
         UserError: the bucket does not exist or cannot be reached; the message names the recipe's `key`.
     """
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-    return _connect(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)))
+    return _connect(bucket, s3_endpoint(), key, tuple(map(os.environ.get, names)), polled)
 
 
 def s3_endpoint() -> str | None:
@@ -46,7 +52,9 @@ def s3_endpoint() -> str | None:
 
 
 @lru_cache
-def _connect(name: str, endpoint: str | None, key: str, environment: tuple[str | None, ...]) -> fs.S3FileSystem:
+def _connect(
+    name: str, endpoint: str | None, key: str, environment: tuple[str | None, ...], polled: bool
+) -> fs.S3FileSystem:
     """`environment` only distinguishes sets of credentials in the cache; the AWS library reads them itself."""
     region = environment[0] or environment[1]
     what = f"bucket {name} at {endpoint.split('@')[-1] if endpoint else 'AWS'}"
@@ -68,7 +76,7 @@ def _connect(name: str, endpoint: str | None, key: str, environment: tuple[str |
         ) from None
     if info.type == fs.FileType.NotFound:
         raise UserError(f"{what} does not exist; create it or correct the name")
-    return connect(_RETRIES)
+    return connect(_POLL_RETRIES if polled else _RETRIES)
 
 
 def error_reason(error: OSError) -> str:
@@ -76,10 +84,10 @@ def error_reason(error: OSError) -> str:
     return re.split(r"\n| error_info=", _PREAMBLE.sub("", error.strerror or str(error)))[0]
 
 
-def put(path: str, region: str, data: bytes) -> None:
-    """Write a small object atomically, by one request."""
+def put(path: str, region: str, data: bytes, polled: bool = False) -> None:
+    """Write a small object atomically, by one request; `polled` as for `s3_filesystem`."""
     with _as_os_error(path) as key:
-        _client(region).put_object(**key, Body=data)
+        _client(region, polled).put_object(**key, Body=data)
 
 
 def create(path: str, region: str, data: bytes) -> bool:
@@ -134,10 +142,10 @@ def copy(path: str, region: str, to: str) -> None:
         _client(region).copy(source, **key)
 
 
-def delete(path: str, region: str) -> None:
-    """Delete the object of exactly this name, if it exists."""
+def delete(path: str, region: str, polled: bool = False) -> None:
+    """Delete the object of exactly this name, if it exists; `polled` as for `s3_filesystem`."""
     with _as_os_error(path) as key:
-        _client(region).delete_object(**key)
+        _client(region, polled).delete_object(**key)
 
 
 class _Stream(io.RawIOBase):
@@ -159,13 +167,13 @@ class _Stream(io.RawIOBase):
         return count
 
 
-def _client(region: str) -> Any:
+def _client(region: str, polled: bool = False) -> Any:
     names = ("AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-    return _client_of(region, s3_endpoint(), tuple(map(os.environ.get, names)))
+    return _client_of(region, s3_endpoint(), tuple(map(os.environ.get, names)), polled)
 
 
 @lru_cache
-def _client_of(region: str, endpoint: str | None, environment: tuple[str | None, ...]) -> Any:
+def _client_of(region: str, endpoint: str | None, environment: tuple[str | None, ...], polled: bool) -> Any:
     """`environment` only distinguishes sets of credentials in the cache; boto3 reads them itself."""
     from boto3.session import Session
     from botocore.config import Config
@@ -177,6 +185,9 @@ def _client_of(region: str, endpoint: str | None, environment: tuple[str | None,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
+    if polled:
+        retries = {"mode": "standard", "max_attempts": _POLL_ATTEMPTS}
+        config = config.merge(Config(retries=retries, connect_timeout=_POLL_TIMEOUT_S, read_timeout=_POLL_TIMEOUT_S))
     return Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
 

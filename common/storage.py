@@ -79,6 +79,8 @@ class Folder:
     path: str
     """The folder's path in `filesystem`."""
     filesystem: fs.FileSystem
+    polled: bool = False
+    """Whether requests to a bucket fail within seconds, because the caller repeats them; for small files."""
 
     @property
     def is_local(self) -> bool:
@@ -87,7 +89,7 @@ class Folder:
 
     def child(self, name: str) -> "Folder":
         """Return a folder in this one."""
-        return Folder(f"{self.location}/{name}", f"{self.path}/{name}", self.filesystem)
+        return Folder(f"{self.location}/{name}", f"{self.path}/{name}", self.filesystem, self.polled)
 
     def entries(self) -> dict[str, Kind]:
         """List the folder as sorted name -> kind.
@@ -155,7 +157,7 @@ class Folder:
         if self.is_local:
             self.write(name, [data])
         else:
-            s3.put(f"{self.path}/{name}", self._region, data)
+            s3.put(f"{self.path}/{name}", self._region, data, self.polled)
 
     def create(self, name: str, data: bytes, writer: str) -> bool:
         """Write `data` to a new file, unless a file of that name exists.
@@ -204,7 +206,7 @@ class Folder:
             with suppress(FileNotFoundError):
                 os.unlink(f"{self.path}/{name}")
         else:
-            s3.delete(f"{self.path}/{name}", self._region)
+            s3.delete(f"{self.path}/{name}", self._region, self.polled)
 
     def remove_if_empty(self) -> list[str]:
         """Remove the folder if nothing is in it; returns the names of what is in it."""
@@ -239,11 +241,12 @@ class Folder:
         return str(self.filesystem.region)
 
 
-def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
+def open_folder(location: str, key: str = "checkpoint.location", polled: bool = False) -> Folder:
     """Return the folder at an absolute or relative path, or at s3://BUCKET/PREFIX.
 
     Args:
         key: key or option in which the user set the location, for messages.
+        polled: see `Folder.polled`.
 
     Raises:
         UserError: the scheme is not known, there are credentials in it, or the bucket cannot be reached.
@@ -263,7 +266,7 @@ def open_folder(location: str, key: str = "checkpoint.location") -> Folder:
     if scheme != "s3" or not _BUCKET_NAME.fullmatch(bucket_name):
         shown = f"s3://{'…' if bucket_name else ''}" if scheme == "s3" else location
         raise UserError(f"{shown} is not a location that can be written to; give a directory or s3://BUCKET/PREFIX")
-    return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, key))
+    return Folder(f"s3://{path}", path, s3_filesystem(bucket_name, key, polled), polled)
 
 
 class _LocalFile:

@@ -21,6 +21,7 @@ class DriverMailbox:
         """
         self._spec = spec
         self._run_dir, self._store = run_dir, open_folder(spec.location)
+        self._polled = open_folder(spec.location, polled=True)
         self._journal = JournalReader(self._store.child(JOURNAL), run_dir, ROWS)
         self._journal.read()
         self._launch = self._journal.newest_launch()
@@ -45,9 +46,9 @@ class DriverMailbox:
         try:
             for name in REQUESTS:
                 if name not in self._uploaded and (self._run_dir / name).exists():
-                    self._store.child(CONTROL).write_atomically(name, (self._run_dir / name).read_bytes())
+                    self._polled.child(CONTROL).write_atomically(name, (self._run_dir / name).read_bytes())
                     self._uploaded.add(name)
-            self._journal.read()
+            self._journal.read(self._polled.child(JOURNAL))
         except OSError as error:
             if not self._is_unreachable:
                 console.print(f"{clock()} {self._spec.location} does not answer ({error}); trying again", markup=False)

@@ -156,7 +156,7 @@ def _fetch_shard(spec: RemoteRunSpec, data: Path, name: str, keep: list[str]) ->
 def download_requests(spec: RemoteRunSpec, folder: Path) -> Iterator[None]:
     """Download requests to the ranks into the local run folder for the length of a block, once a second. Requests to
     earlier ranks are removed first."""
-    control, ended = open_folder(spec.location).child(CONTROL), threading.Event()
+    control, ended = open_folder(spec.location, polled=True).child(CONTROL), threading.Event()
     for name in (*REQUESTS, GAVE_UP):
         (folder / name).unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,19 @@ def test_a_bucket_that_is_busy_again_and_again_is_retried_for_ever(s3: Any, buck
         s3.failures = 1
         assert folder.read_bytes("a") == b"whole" and s3.failures == 0
         folder.write_atomically("b", b"too")
+
+
+def test_requests_that_the_caller_repeats_fail_soon(s3: Any, bucket: str) -> None:
+    folder = open_folder(f"{bucket}/run", polled=True).child("control")
+    folder.write_atomically("a", b"1")
+    assert folder.read_bytes("a") == b"1"
+    for request in (folder.names, partial(folder.write_atomically, "b", b"2"), partial(folder.remove, "a")):
+        before, s3.failures = len(s3.requests), 1000
+        with pytest.raises(OSError):
+            request()
+        assert 1 < len(s3.requests) - before <= 4
+        s3.failures = 0
+    assert folder.names() == ["a"]
 
 
 def test_without_boto3_a_bucket_is_read_and_not_written(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
