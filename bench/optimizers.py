@@ -175,7 +175,7 @@ def show(result: dict[str, Any]) -> None:
     settings, machine = result["settings"], result["machine"]
     samples = settings["micro_batch"] * settings["accumulation"] * machine["ranks"]
     print(
-        f"{settings['preset']}, {samples} x {settings['seq_len']} pieces a step ({machine['ranks']} ranks x "
+        f"{settings['preset']}, {samples} x {settings['seq_len']} tokens a step ({machine['ranks']} ranks x "
         f"{settings['accumulation']} micro-batches of {settings['micro_batch']}), ZeRO-{settings['zero_stage']}, "
         f"{settings['precision']}; {', '.join(f'{key} {value}' for key, value in machine.items())}"
     )
@@ -184,7 +184,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"{name:<15} " + " ".join(f"{median[part]:>9.3f}s" for part in ("whole", "passes", "own")))
     for name, cost in result["cost"].items():
         print(
-            f"the own step of {name} is {cost['own_ratio']:.2f} of AdamW's, which makes "
+            f"{name}'s own step takes {cost['own_ratio']:.2f} times as long as AdamW's, which makes "
             f"{100 * cost['own_difference_of_a_step']:.2f} % of a step; whole steps differ by "
             f"{100 * cost['whole_difference_of_a_step']:+.2f} %, AdamW's from one another by "
             f"+-{100 * result['spread_of_adamw']:.2f} %"

@@ -49,9 +49,13 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             reads = phase.schedule in schedules
             yield f"{section}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
         yield f"phases[{number}].global_rope_theta", phase, "global_rope_theta", rotary, rotary_settings
+    every, of_preset = "model.global_attn_every_n_layers", PRESETS.get(str(config.model.preset), {})
+    has_local_layers = config.model.layers > 1 and getattr(config.model, "global_attn_every_n_layers", 1) > 1
     for name in ("global_rope_theta", "local_rope_theta") if has_thetas else ():
-        reads = rotary or name in PRESETS.get(str(config.model.preset), {})
-        yield f"model.{name}", config.model, name, reads, rotary_settings
+        yield f"model.{name}", config.model, name, rotary or name in of_preset, rotary_settings
+    for name in ("local_attention", "local_rope_theta") if has_thetas else ():
+        reads = has_local_layers or name in of_preset
+        yield f"model.{name}", config.model, name, reads, (f"{every}=1", f"{every}=2 or more")
     optimizer = config.optimizer
     for name, optimizers in (
         ("max_trust_ratio", ("lamb",)),

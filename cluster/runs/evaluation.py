@@ -115,12 +115,13 @@ def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run:
     Raises:
         UserError: The weights are missing.
     """
-    init_from, saved = run.recipe.model.init_from, run.checkpoint
-    assert init_from is not None and saved is not None
+    model, saved = run.recipe.model, run.checkpoint
+    assert model.init_from is not None and saved is not None
     if saved.parent is not None and not to_run:
-        return replace(evaluated, checkpoint_dir=init_from, checkpoint_sha256=saved.parent, checkpoint_step=None)
+        before = replace(evaluated, model=model)
+        return replace(before, checkpoint_dir=model.init_from, checkpoint_sha256=saved.parent, checkpoint_step=None)
     try:
-        return of_parent(evaluated, init_from, saved.parent)
+        return of_parent(evaluated, model, saved.parent)
     except UserError as error:
         raise UserError(f"{error}, or {otherwise}") from None
 

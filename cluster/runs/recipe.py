@@ -226,7 +226,7 @@ def _sentence(error: Any, origin: str, section: type[Section], what: str) -> str
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{origin}: {key + ': ' if key else ''}{message}"
-    if error["type"] == "finite_number":
+    if error["type"] == "finite_number" and re.match(r"max_|.*_mb$", str(location[-1])):
         message += "; for no limit write a large number such as 1e9"
     if error["type"] == "string_type" and isinstance(error["input"], int | float):
         message += f"""; write it in quotes, on the command line as {key}='"{error["input"]}"'"""

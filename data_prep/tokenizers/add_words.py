@@ -7,7 +7,7 @@ word becomes one token, the last ids are the added words', and no other id chang
 split may change where they begin with an added word, as in a vocabulary that had the word from the start:
 
 - WordPiece takes the longest token at each place, so that an added word is found. What is left of a longer word must
-  have tokens too: a word with which a known word would become unknown is not added.
+  have tokens too: a word is not added if another one that was known would become unknown with it.
 - Byte-level BPE would need new merges, and each intermediate merge would add a token. Instead `ignore_merges` is set,
   with which the library looks for the whole word first.
 - A unigram model gets the word with the logarithm of its frequency as its score, or a higher one where its parts
@@ -91,10 +91,11 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> tuple[bytes,
     }
     while True:
         if len(saved) < number:
+            fewer = f"set {len(saved):,} or less" if saved else "remove the key"
             raise UserError(
                 f"tokenizer.add_words={number:,} is more than the {len(saved):,} words of the sample that the "
-                f"vocabulary splits and that occur at least {LEAST_COUNT} times; set {len(saved):,} or less, or raise "
-                "tokenizer.sample_mb"
+                f"vocabulary splits and that occur at least {LEAST_COUNT} times; {fewer}, give more text, or raise "
+                "tokenizer.sample_mb if the sample is smaller than the text"
             )
         words = sorted(saved, key=lambda word: (-saved[word], word))[:number]
         extended = vocabulary.with_words(words, counts)

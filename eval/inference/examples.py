@@ -14,6 +14,7 @@ from multihop.common.files import read_json_object, sha256_json
 from multihop.common.json_lines import Row
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.eval.model.model_under_test import ModelUnderTest, open_tokenizer
+from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class Examples:
                 "checkpoint": self.after.checkpoint_sha256,
                 "tokenizer": self.after.tokenizer_sha256,
                 "model": select_by_effect(self.after.model, COMPATIBILITY),
-                "before": None if self.before is None else self.before.checkpoint_sha256,
+                "before": None
+                if self.before is None
+                else [self.before.checkpoint_sha256, select_by_effect(self.before.model, COMPATIBILITY)],
                 "seed": self.seed,
                 "made": [_CANDIDATES, _TOKENS, _TOP_K],
             }
@@ -100,7 +103,8 @@ def make_examples(examples: Examples) -> Row:
     import torch
 
     torch.set_num_threads(examples.threads)
-    before, after = (_answers(examples, weights) for weights in (_weights_before(examples), _weights(examples.after)))
+    before = _answers(examples, (examples.before or examples.after).model, _weights_before(examples))
+    after = _answers(examples, examples.after.model, _weights(examples.after))
     rows = [
         dict(zip(("text", "before", "after"), each, strict=True))
         for each in zip(examples.texts, before, after, strict=True)
@@ -108,14 +112,14 @@ def make_examples(examples: Examples) -> Row:
     return {"key": examples.key, "checkpoint_step": examples.after.checkpoint_step, "examples": rows}
 
 
-def _answers(examples: Examples, weights: "dict[str, torch.Tensor]") -> list[Any]:
+def _answers(examples: Examples, model: ModelConfig, weights: "dict[str, torch.Tensor]") -> list[Any]:
     from multihop.eval.inference.fill import fill
     from multihop.eval.inference.generate import Sampling, generate
     from multihop.eval.inference.trained_model import with_weights
 
     after = examples.after
     tokenizer, info = open_tokenizer(after.tokenizer_path)
-    trained = with_weights("the model", after.model, after.vocab_size, weights, tokenizer, info.special_ids)
+    trained = with_weights("the model", model, after.vocab_size, weights, tokenizer, info.special_ids)
     if trained.family.causal:
         return generate(trained, examples.texts, _TOKENS, Sampling(top_k=_TOP_K))
     return [
@@ -135,7 +139,7 @@ def _weights(evaluated: ModelUnderTest) -> "dict[str, torch.Tensor]":
 
 def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
     from multihop.data_prep.dataset.manifest import read_data_manifest
-    from multihop.pretrain.checkpoint.added_tokens import with_added_tokens
+    from multihop.pretrain.checkpoint.added_tokens import fit_vocabulary
     from multihop.pretrain.models.build import build_model, init_weights
 
     model = build_model(examples.after.model, examples.after.vocab_size)
@@ -145,4 +149,4 @@ def _weights_before(examples: Examples) -> "dict[str, torch.Tensor]":
         return weights
     assert examples.after.data_path is not None, "only a run has initial weights"
     tokenizer = read_data_manifest(examples.after.data_path).tokenizer
-    return {**weights, **with_added_tokens(_weights(examples.before), model, tokenizer)}
+    return {**weights, **fit_vocabulary(_weights(examples.before), model, tokenizer)}

@@ -7,7 +7,7 @@ import torch
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.checkpoint.added_tokens import with_added_tokens
+from multihop.pretrain.checkpoint.added_tokens import fit_vocabulary
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
@@ -46,11 +46,11 @@ def load_model(
     if step is not None:
         with CheckpointReader(checkpoint[0], _verify(*checkpoint)) as reader:
             weights = dict(reader.weights())
-            model.load_state_dict(weights if tokenizer is None else with_added_tokens(weights, model, tokenizer))
+            model.load_state_dict(weights if tokenizer is None else fit_vocabulary(weights, model, tokenizer))
         return model
     weights = huggingface_weights(*checkpoint)
     if tokenizer is not None:
-        weights = with_added_tokens(weights, model, tokenizer)
+        weights = fit_vocabulary(weights, model, tokenizer)
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.data.copy_(weights[name])

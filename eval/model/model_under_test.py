@@ -100,11 +100,11 @@ def of_huggingface(folder: Path) -> ModelUnderTest:
     )
 
 
-def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> ModelUnderTest:
-    """Return the same model with the initial weights of its training.
+def of_parent(evaluated: ModelUnderTest, model: ModelConfig, sha256: str | None) -> ModelUnderTest:
+    """Return the model that the training began with: its initial weights, and the rotary base before the first phase.
 
     Args:
-        init_from: the recipe's `model.init_from`.
+        model: the recipe's `model`, with `init_from`.
         sha256: content hash of these weights, `parent` in the manifest of a checkpoint of the run.
 
     Raises:
@@ -113,6 +113,7 @@ def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> 
     from multihop.pretrain.checkpoint.huggingface_import import content_hash, is_huggingface
     from multihop.pretrain.run.find_checkpoint import find_checkpoint_by_hash
 
+    init_from = str(model.init_from)
     if sha256 is None:
         raise UserError(f"the run was not initialized from model.init_from={init_from}; set its original value")
     folder = Path(init_from)
@@ -126,7 +127,13 @@ def of_parent(evaluated: ModelUnderTest, init_from: str, sha256: str | None) -> 
             f"model.init_from={init_from} no longer holds the run's initial weights (content hash "
             f"{sha256[:12]}…); restore them"
         )
-    return replace(evaluated, checkpoint_dir=location[0], checkpoint_sha256=sha256, checkpoint_step=location[1])
+    return replace(
+        evaluated,
+        model=model,
+        checkpoint_dir=location[0],
+        checkpoint_sha256=sha256,
+        checkpoint_step=location[1],
+    )
 
 
 @lru_cache(maxsize=2)

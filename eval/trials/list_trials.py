@@ -66,7 +66,7 @@ def plan_trials(
                             checkpoint_dir=weights.checkpoint_dir if weights else None,
                             checkpoint_sha256=weights.checkpoint_sha256 if weights else None,
                             checkpoint_step=weights.checkpoint_step if weights else None,
-                            model=evaluated.model.model_dump(mode="json"),
+                            model=(weights or evaluated).model.model_dump(mode="json"),
                             vocab_size=evaluated.vocab_size,
                             tokenizer_path=evaluated.tokenizer_path,
                             tokenizer_sha256=evaluated.tokenizer_sha256,

@@ -26,9 +26,7 @@ from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
 from multihop.eval.zero_shot.perplexity import cross_entropy, evaluate_perplexity, unigram_cross_entropy
 from multihop.eval.zero_shot.scoring import ZeroShotResult
 from multihop.eval.zero_shot.translation import evaluate_translation
-from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
-from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
-from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.checkpoint.huggingface_import import is_huggingface, missing_parameters
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 
@@ -71,10 +69,7 @@ def check_output_layer(source: Path, tasks: Sequence[TaskSource]) -> None:
     """
     untrained = [task.name for task in tasks if not task.is_trained]
     if untrained and is_huggingface(source):
-        config, vocab_size, weights = import_model(source)
-        model = build_model_on_meta(config, vocab_size, read_source_vocab_size(source))
-        lacking = [name for name, _ in model.named_parameters() if name not in weights]
-        _refuse_lacking(str(source), model, lacking, untrained[0])
+        _refuse_lacking(str(source), *missing_parameters(source), untrained[0])
 
 
 def _refuse_lacking(source: str, model: Model, lacking: Collection[str], task: str) -> None:

@@ -1,4 +1,7 @@
-"""Initial rows of tokens that were added to a vocabulary: the mean of the rows that each was split into before."""
+"""Fits the embeddings of a parent to a tokenizer: rows of added tokens, and rows without a token.
+
+A token that was added to the vocabulary begins with the mean of the rows that it was split into before.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,6 +13,8 @@ from multihop.data_prep.tokenizers.info import TokenizerInfo
 
 _PER_TOKEN = ("word.weight", "word_bias")
 """Parameters with a row for each token; the output layer is `word.weight`."""
+_PADDED_TO, _MOST_PADDING = 8, 128
+"""Vocabularies are padded to a multiple of 8, 64 or 128 rows, because matrix products are then faster."""
 Read = Callable[[str, str, int, int], Tensor]
 """As `CheckpointReader.read`: the kind, the parameter's name, its first element, and the number of elements."""
 
@@ -37,24 +42,33 @@ def extended_parameters(
     ]
 
 
-def with_added_tokens(weights: dict[str, Tensor], model: nn.Module, tokenizer: TokenizerInfo) -> dict[str, Tensor]:
-    """The weights of a model, with rows for the added tokens where they lack these.
+def fit_vocabulary(weights: dict[str, Tensor], model: nn.Module, tokenizer: TokenizerInfo) -> dict[str, Tensor]:
+    """The weights of a model, with rows for the added tokens where they lack these, and without the rows by which the
+    vocabulary was padded.
 
     Args:
         weights: By name; whole tensors.
         model: The model with the added tokens.
         tokenizer: Its tokenizer.
     """
-    stored, expected = (
-        {name: list(tensor.shape) for name, tensor in tensors}
-        for tensors in (weights.items(), model.named_parameters())
-    )
-    extended = dict(weights)
+    expected = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    added = 0 if tokenizer.added is None else len(tokenizer.added.parts)
+    weights = {
+        name: tensor[: expected[name][0] - added]
+        if name in _PER_TOKEN and name in expected and _is_padded(len(tensor), expected[name][0] - added)
+        else tensor
+        for name, tensor in weights.items()
+    }
+    stored, extended = {name: list(tensor.shape) for name, tensor in weights.items()}, dict(weights)
     for name in extended_parameters(stored, expected, tokenizer):
         assert tokenizer.added is not None
         rows = [_mean([weights[name][part] for part in parts]) for parts in tokenizer.added.parts]
         extended[name] = torch.cat([weights[name], torch.stack(rows)])
     return extended
+
+
+def _is_padded(rows: int, tokens: int) -> bool:
+    return tokens < rows < tokens + _MOST_PADDING and rows % _PADDED_TO == 0
 
 
 def read_with_added_rows(

@@ -83,8 +83,11 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
             )
     sizes: dict[str, Any] = {}
     for ours, theirs in names.sizes.items():
-        if ours not in names.null_sizes or config.get(theirs) is not None:
+        is_absent = ours in names.windows and theirs not in config
+        if not is_absent and not (ours in names.null_sizes and config.get(theirs) is None):
             sizes[ours] = _size(config, theirs, _MAX_LAYERS if ours == "layers" else _MAX_SIZE, path)
+        if ours in names.windows and ours in sizes:
+            sizes[ours] -= sizes[ours] % 2
     vocab_key = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
     vocab_size = _size(config, vocab_key, _MAX_SIZE, path)
     if FAMILIES[family].translates and config.get("decoder_vocab_size") not in (None, vocab_size):
@@ -101,16 +104,32 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
             )
         sizes["max_positions"] -= names.unused_positions(pad)
     if names.thetas:
-        sizes |= _rope_thetas(config, names.thetas, path)
+        sizes |= _rope_thetas(config, names.thetas, FAMILIES[family].config, path)
     if names.layer_types:
         sizes |= _global_layers(config, names.layer_types, path)
     dropout = config.get(names.dropout[0], names.dropout_when_absent)
     try:
         model = parse_model_config({"family": family, **sizes, "dropout": dropout})
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path} is not a valid model: {reason}") from None
+        raise _invalid(error, {**names.sizes, "dropout": names.dropout[0]}, path) from None
     return model, vocab_size, pad
+
+
+def _invalid(error: ValidationError, keys: Mapping[str, str], path: Path) -> UserError:
+    """What to say of values in config.json that `model` does not accept.
+
+    Args:
+        keys: Field of `model` -> key in config.json, where they differ.
+    """
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" or not first["loc"]:
+        return UserError(f"{path} is not a valid model: {reason}; copy the model again")
+    field = str(first["loc"][-1])
+    return UserError(
+        f"{path} has {keys.get(field, field)}={reprlib.repr(first['input'])}: {reason[0].lower()}{reason[1:]}; copy "
+        "the model again"
+    )
 
 
 def _family_of(config: dict[str, Any], path: Path) -> str:
@@ -121,32 +140,40 @@ def _family_of(config: dict[str, Any], path: Path) -> str:
     return known[model_type]
 
 
-def _rope_thetas(config: dict[str, Any], thetas: Mapping[str, str], path: Path) -> dict[str, Any]:
+def _rope_thetas(
+    config: dict[str, Any], thetas: Mapping[str, str], kind: type[ModelConfig], path: Path
+) -> dict[str, Any]:
     """The bases of the rotary positions, by field of `model`; those that config.json does not have are left out.
+
+    Args:
+        thetas: As in `Names`; the first is the base of global layers, which is also that of others whose base is null.
 
     Raises:
         UserError: The positions are scaled, or rotate only a part of each head.
     """
-    found = {}
+    found: dict[str, Any] = {}
+    of_global = next(iter(thetas.values()))
     for layer_type, field in thetas.items():
         by_type, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
         own = (by_type.get(layer_type) or {}) if isinstance(by_type, dict) else by_type
-        if not isinstance(own, dict) or not isinstance(scaling, dict):
-            raise UserError(
-                f"{path} has rope_parameters={reprlib.repr(by_type)} and rope_scaling={reprlib.repr(scaling)}, which "
-                "are not objects; copy the model again"
-            )
+        for key, part, value in (("rope_parameters", own, by_type), ("rope_scaling", scaling, scaling)):
+            if not isinstance(part, dict):
+                raise UserError(f"{path} has {key}={reprlib.repr(value)}, which is not an object; copy the model again")
         parameters = {**own, **scaling}  # as transformers merges them
         named = [part[key] for part in (scaling, own) for key in ("rope_type", "type") if key in part]
         rope_type = named[0] if named else "default"
-        if rope_type != "default" or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise UserError(
-                f"{path} has rotary positions of rope_type={reprlib.repr(rope_type)}, and multihop computes only the "
-                "default ones, of whole heads; choose a model with them"
-            )
+        factor = parameters.get("partial_rotary_factor", 1.0)
+        for key, value, supported in (("rope_type", rope_type, "default"), ("partial_rotary_factor", factor, 1.0)):
+            if value != supported:
+                raise UserError(
+                    f"{path} has {key}={reprlib.repr(value)}, and multihop supports only unscaled rotary positions "
+                    "over the whole head; choose a model with them"
+                )
         theta = parameters.get("rope_theta", config.get(field))
         if theta is not None:
             found[field] = theta
+        elif field in config and field != of_global:
+            found[field] = found.get(of_global, kind.model_fields[of_global].default)  # as transformers 4
     return found
 
 
@@ -165,8 +192,8 @@ def _global_layers(config: dict[str, Any], field: str, path: Path) -> dict[str, 
     expected = ["sliding_attention" if layer % after else "full_attention" for layer in range(len(types))]
     if types != expected or len(types) != config.get("num_hidden_layers"):
         raise UserError(
-            f"{path} has layer_types={reprlib.repr(types)}, and a model of multihop's has a global layer first and "
-            "again after every so many layers; choose such a model"
+            f"{path} has layer_types={reprlib.repr(types)}, and multihop needs a global first layer and a fixed "
+            "interval between global layers; choose a model with them"
         )
     return {field: after}
 

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.huggingface_weights import from_huggingface, names_of, to_huggingface
 from multihop.pretrain.models.layers.huggingface_names import Names
+from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 
 _INDEX = "model.safetensors.index.json"
@@ -60,6 +62,57 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
     Raises:
         UserError: The directory is not such a model, is damaged, or has a model with another computation.
     """
+    opened = _open_model(source)
+    model, names = opened.model, opened.names
+    weights = {name: file.get_tensor(stored) for name, (file, stored, _) in opened.tensors.items()}
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            _, stored, path = opened.tensors[name]
+            raise UserError(f"{path} has NaN or infinity in {stored}; choose a model without them")
+    _check_sinusoids({name: weights.pop(name) for name in names.sinusoids if name in weights}, source)
+    for copy, original in names.copies.items():
+        if copy in weights and not torch.equal(weights.setdefault(original, weights[copy]), weights[copy]):
+            raise UserError(
+                f"{source} has {copy} and {original} with different values, and family {model.family} has one "
+                "tensor for both; train it with tie_word_embeddings=true"
+            )
+    _check_complete(weights.keys(), opened.shapes, names, source)
+    return model, opened.vocab_size, from_huggingface(model, opened.pad, weights, opened.source_vocab_size is not None)
+
+
+def missing_parameters(source: Path) -> tuple[Model, list[str]]:
+    """The model in a directory as `import_model` takes it, on the meta device, and the names of the parameters of heads
+    that the files lack. No weights are read.
+
+    Raises:
+        UserError: As `import_model`, but for the values of the weights.
+    """
+    opened = _open_model(source)
+    names, shapes = opened.names, opened.shapes
+    present = {names.copies.get(name, name) for name in opened.tensors} - {*names.sinusoids}
+    _check_complete(present, shapes, names, source)
+    tensors = {name: torch.empty(shapes[name], device="meta") for name in present}
+    ours = from_huggingface(opened.model, opened.pad, tensors, opened.source_vocab_size is not None)
+    model = build_model_on_meta(opened.model, opened.vocab_size, opened.source_vocab_size)
+    return model, [name for name, _ in model.named_parameters() if name not in ours]
+
+
+@dataclass(frozen=True)
+class _OpenedModel:
+    """A Hugging Face directory whose tensors have the names, shapes and types that its config.json says."""
+
+    model: ModelConfig
+    vocab_size: int
+    source_vocab_size: int | None
+    pad: int
+    names: Names
+    shapes: dict[str, list[int]]
+    """The shapes of all tensors of the class with all heads, by their names there."""
+    tensors: dict[str, _StoredTensor]
+    """Those of them that are stored."""
+
+
+def _open_model(source: Path) -> _OpenedModel:
     model, vocab_size, pad = read_model_config(source)
     source_vocab_size = read_source_vocab_size(source)
     names = names_of(model.family, source_vocab_size is not None)
@@ -75,16 +128,7 @@ def import_model(source: Path) -> tuple[ModelConfig, int, dict[str, Tensor]]:
                 )
             stored_tensors[known] = (file, name, path)
     _check_tensors(stored_tensors, shapes, names)
-    weights = {name: file.get_tensor(stored) for name, (file, stored, _) in stored_tensors.items()}
-    _check_sinusoids({name: weights.pop(name) for name in names.sinusoids if name in weights}, source)
-    for copy, original in names.copies.items():
-        if copy in weights and not torch.equal(weights.setdefault(original, weights[copy]), weights[copy]):
-            raise UserError(
-                f"{source} has {copy} and {original} with different values, and family {model.family} has one "
-                "tensor for both; train it with tie_word_embeddings=true"
-            )
-    _check_complete(weights.keys(), shapes, names, source)
-    return model, vocab_size, from_huggingface(model, pad, weights, source_vocab_size is not None)
+    return _OpenedModel(model, vocab_size, source_vocab_size, pad, names, shapes, stored_tensors)
 
 
 def _weight_files(source: Path) -> list[Path]:
@@ -202,8 +246,8 @@ def _check_tensors(stored_tensors: dict[str, _StoredTensor], shapes: dict[str, l
             expected = file.get_slice(stored).get_shape()
         if expected is None:
             raise UserError(
-                f"{path} has the tensor {stored}, which {names.architecture} of this {CONFIG} does not have; choose a "
-                "model without it"
+                f"{path} has the tensor {stored}, which {names.architecture} of this {CONFIG} does not have; copy both "
+                "files from one model, or choose a model without it"
             )
         entry = file.get_slice(stored)
         if entry.get_shape() != expected:

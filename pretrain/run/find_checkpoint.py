@@ -140,9 +140,21 @@ def _data_of(run_dir: Path, saved: CheckpointManifest) -> Manifest:
 
 
 def _model_of(run_dir: Path, saved: CheckpointManifest) -> ModelConfig:
-    if saved.recipe is None:
+    model = recorded_model(saved)
+    if model is None:
         config = read_config(run_dir)
         return model_after(config.model, config.phases, saved.step)
+    return model
+
+
+def recorded_model(saved: CheckpointManifest) -> ModelConfig | None:
+    """The model that a checkpoint records, with the rotary base of its last phase; None: it records no recipe.
+
+    Raises:
+        UserError: It was recorded by a version with other keys.
+    """
+    if saved.recipe is None:
+        return None
     try:
         model = parse_model_config(saved.recipe["model"])
         phases = [PhaseConfig.model_validate(phase) for phase in saved.recipe.get("phases", ())]

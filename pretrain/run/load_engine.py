@@ -2,11 +2,12 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
-from multihop.pretrain.checkpoint.added_tokens import Read, extended_parameters, read_with_added_rows, with_added_tokens
+from multihop.pretrain.checkpoint.added_tokens import Read, extended_parameters, fit_vocabulary, read_with_added_rows
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_import import content_hash, import_model, is_huggingface
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState, folder_of_step
@@ -25,9 +26,11 @@ from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit, build_model_on_meta, make_param_init
+from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.run.changes import allowed_in, check_allowed, fill_recorded_part, locked_changes, recorded_part
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
+from multihop.pretrain.run.find_checkpoint import recorded_model
 from multihop.pretrain.run.heldout import unigram_log_probabilities
 
 _PREFETCHED_SLICES = 16
@@ -78,6 +81,9 @@ def load_engine(
             _check_unchanged(saved, config, data.fingerprint, run_dir)
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         extended = [] if is_resumed else extended_parameters(saved.parameters, shapes, data.tokenizer)
+        if not is_resumed and (theirs := recorded_model(saved)) is not None:
+            has_same_shapes = all(saved.parameters.get(name) == shapes[name] for name in shapes.keys() - {*extended})
+            _check_same_model(folder, theirs, config.model, has_same_shapes)
         _check_fits(saved, shapes, extended, data, folder)
         engine = Engine(config, model, ranks, micro_batch_size)
         read = read_with_added_rows(reader.read, shapes, extended, data.tokenizer)
@@ -157,25 +163,47 @@ def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, dat
         UserError: It is a model of other sizes, or of another vocabulary.
     """
     imported, vocab_size, stored = import_model(source)
-    weights = with_added_tokens(stored, model, data.tokenizer)
+    weights = fit_vocabulary(stored, model, data.tokenizer)
     if weights["word.weight"].shape != stored["word.weight"].shape:
         vocab_size = data.tokenizer.vocab_size
-    vocabularies = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
-    theirs = {**select_by_effect(imported, COMPATIBILITY), **vocabularies}
-    vocabularies = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
-    ours = {**select_by_effect(config.model, COMPATIBILITY), **vocabularies}
+    theirs = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
+    ours = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    if all(list(weights[name].shape) == shapes[name] for name in weights.keys() & shapes.keys()):
-        positions = theirs.pop("max_positions")  # no weight depends on it: rotary positions, for example
-        if positions < config.model.max_positions:
-            log.warning("%s has max_positions=%d: it was not trained on positions beyond that", source, positions)
+    has_same_shapes = all(list(weights[name].shape) == shapes[name] for name in weights.keys() & shapes.keys())
+    _check_same_model(source, imported, config.model, has_same_shapes, theirs, ours)
+    return weights
+
+
+def _check_same_model(
+    source: str | Path,
+    imported: ModelConfig,
+    model: ModelConfig,
+    has_same_shapes: bool,
+    their_vocabularies: Mapping[str, int | None] = MappingProxyType({}),
+    our_vocabularies: Mapping[str, int | None] = MappingProxyType({}),
+) -> None:
+    """Refuse a parent with other equations, such as other heads, windows or rotary bases, even if all shapes agree.
+
+    Args:
+        imported: The parent's model.
+        model: The recipe's, which a phase may then give another rotary base.
+        has_same_shapes: Whether all weights of the parent have the shapes of the recipe's model.
+        their_vocabularies, our_vocabularies: Sizes by name.
+    """
+    theirs = {**select_by_effect(imported, COMPATIBILITY), **their_vocabularies}
+    ours = {**select_by_effect(model, COMPATIBILITY), **our_vocabularies}
+    if has_same_shapes:
+        del theirs["max_positions"]  # no weight depends on it: rotary positions, for example
+        if imported.max_positions < model.max_positions:
+            log.warning(
+                "%s has max_positions=%d: it was not trained on positions beyond that", source, imported.max_positions
+            )
     if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
         raise UserError(
             f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same sizes in model, "
+            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same values in model, "
             "tokenizer.path to its tokenizer, and tokenizer.add_words for words of your texts"
         )
-    return weights
 
 
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:

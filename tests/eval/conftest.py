@@ -137,7 +137,7 @@ def modernbert() -> ModelConfig:
 
 @pytest.fixture
 def modernbert_decoder() -> ModelConfig:
-    """The causal twin of `modernbert`."""
+    """The same sizes with a causal mask."""
     return _model("modernbert-decoder", layers=2, local_attention=8)
 
 

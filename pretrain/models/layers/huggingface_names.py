@@ -43,6 +43,9 @@ class Names:
     """Whether the matrices of the blocks are stored (in, out), with query, key and value concatenated."""
     null_sizes: tuple[str, ...] = ()
     """Fields of `model` that may be null in config.json, which means the default of `model`."""
+    windows: tuple[str, ...] = ()
+    """Fields of `model` with the width of a window. config.json may lack them, which means the default of `model`, and
+    transformers computes with half of them, rounded down."""
     dropout_when_absent: float = 0.1
     positions_after_pad: bool = False
     """Whether positions start at pad_token_id + 1, as in fairseq, so that the rows before are unused."""

@@ -34,7 +34,9 @@ class KeyValueCache:
             new_tokens: number of new tokens for which memory is allocated at first.
         """
         longest = max(lengths)
-        self._sizes = [None if window is None else window + 1 for window in config.causal_windows()]
+        # A window may be wider than any text.
+        windows = (None if window is None else min(window, config.max_positions) for window in config.causal_windows())
+        self._sizes = [None if window is None else window + 1 for window in windows]
         self._indexes = [self._sizes[:layer].count(size) for layer, size in enumerate(self._sizes)]
         self._caches = {
             size: torch.zeros(

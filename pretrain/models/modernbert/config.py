@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024), and what its causal twin shares with it."""
+"""ModernBERT (Warner et al. 2024), and what the ModernBERT decoder shares with it."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from multihop.pretrain.models.family import Family, sizes
 
 
 def sizes_of_both(name: str, ettin: str) -> dict[str, dict[str, Any]]:
-    """The presets that ModernBERT and its causal twin have in common.
+    """The presets that ModernBERT and the ModernBERT decoder have in common.
 
     Args:
         name: beginning of the names of the small sizes, for CPUs.
@@ -36,7 +36,7 @@ def _ettin(layers: int, hidden: int, heads: int, intermediate: int) -> dict[str,
 
 
 class ModernConfig(AttentionConfig):
-    """What ModernBERT and its causal twin have in common: rotary positions, GEGLU, pre-norm without biases, and
+    """What ModernBERT and the ModernBERT decoder have in common: rotary positions, GEGLU, pre-norm without biases, and
     sliding-window attention in most layers. `positions`, `feed_forward` and `norm` switch these parts one at a time,
     to measure them."""
 

@@ -1,4 +1,4 @@
-"""ModernBERT's names at Hugging Face, and what its causal twin shares with them."""
+"""ModernBERT's names at Hugging Face, and what the ModernBERT decoder shares with them."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ BLOCK = {
 
 
 def modern_names(model_type: str, architecture: str, head: str, query_key_value: tuple[str, str, str]) -> Names:
-    """The names of ModernBERT or its causal twin.
+    """The names of ModernBERT or the ModernBERT decoder.
 
     Args:
         head: the module of the output's transform.
@@ -48,7 +48,7 @@ def modern_names(model_type: str, architecture: str, head: str, query_key_value:
         architecture=architecture,
         prefix="model.",
         sizes=SIZES,
-        null_sizes=("local_attention",),
+        windows=("local_attention",),
         fixed=FIXED,
         dropout=DROPOUT,
         dropout_when_absent=0.0,

@@ -1,4 +1,4 @@
-"""The layers of ModernBERT and its causal twin."""
+"""The layers of ModernBERT and the ModernBERT decoder."""
 
 import math
 from collections.abc import Iterable

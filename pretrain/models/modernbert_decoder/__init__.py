@@ -1,1 +1,1 @@
-"""The causal twin of ModernBERT (Weller et al. 2025)."""
+"""The ModernBERT decoder (Weller et al. 2025)."""

@@ -1,4 +1,4 @@
-"""The causal twin of ModernBERT (Weller et al. 2025)."""
+"""The ModernBERT decoder (Weller et al. 2025)."""
 
 from typing import Annotated, Literal
 

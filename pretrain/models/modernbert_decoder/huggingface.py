@@ -1,4 +1,4 @@
-"""The names of ModernBERT's causal twin at Hugging Face."""
+"""The names of the ModernBERT decoder at Hugging Face."""
 
 from multihop.pretrain.models.modernbert.huggingface import modern_names
 

@@ -1,4 +1,4 @@
-"""The causal twin of ModernBERT (Weller et al. 2025): the same layers under a causal mask."""
+"""The ModernBERT decoder (Weller et al. 2025): the same layers under a causal mask."""
 
 from torch import Tensor
 

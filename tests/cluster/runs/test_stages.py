@@ -101,3 +101,19 @@ def test_a_published_model_without_its_output_layer_is_refused_where_a_task_pred
     with pytest.raises(UserError, match="parent has no weights for predicting tokens, which task letters needs; use"):
         run_stages(recipe, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_parent_that_does_not_exist_is_refused_before_the_data_are_prepared(texts: Path, tmp_path: Path) -> None:
+    recipe = Recipe.model_validate(
+        {
+            "name": "child",
+            "data": {"sources": [{"path": str(texts)}]},
+            "model": {"preset": "bert-tiny", "init_from": str(tmp_path / "nowhere")},
+            "phases": [{"steps": 10}],
+        }
+    )
+    with pytest.raises(
+        UserError, match=r"^model\.init_from: \S+nowhere holds no checkpoints; give a run's directory, "
+    ):
+        run_stages(recipe, tmp_path / "runs")
+    assert not list((tmp_path / "runs").rglob("manifest.json"))

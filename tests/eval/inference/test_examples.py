@@ -13,7 +13,7 @@ from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.inference.examples import Examples, check_examples, make_examples
 from multihop.eval.inference.fill import fill
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.eval.model.model_under_test import of_parent, of_run
+from multihop.eval.model.model_under_test import ModelUnderTest, of_parent, of_run
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
 
@@ -52,18 +52,23 @@ def test_a_model_that_began_with_other_weights(
     """The model's checkpoint is its own parent here, as if pretraining had changed nothing."""
     examples = examples_of(gpt2, gpt2_data, checkpoint, ["The river", ""])
     sha256 = examples.after.checkpoint_sha256
-    parent = of_parent(examples.after, str(tmp_path / "checkpoints"), sha256)
-    assert parent == examples.after == of_parent(examples.after, parent.checkpoint_dir, sha256)
+
+    def parent_at(init_from: str, sha256: str | None) -> ModelUnderTest:
+        return of_parent(examples.after, gpt2.model_copy(update={"init_from": init_from}), sha256)
+
+    parent = parent_at(str(tmp_path / "checkpoints"), sha256)
+    assert replace(parent, model=gpt2) == examples.after
+    assert replace(parent_at(parent.checkpoint_dir, sha256), model=gpt2) == examples.after
     for row in make_examples(replace(examples, before=parent))["examples"]:
         assert row["before"] == row["after"] != ""
     random = make_examples(examples)["examples"]
     assert random[0]["before"] != random[0]["after"]
     with pytest.raises(UserError, match="/nowhere holds no checkpoints"):
-        of_parent(examples.after, "/nowhere", sha256)
+        parent_at("/nowhere", sha256)
     with pytest.raises(UserError, match=r"no longer holds the run's initial weights .*restore them"):
-        of_parent(examples.after, parent.checkpoint_dir, "0" * 64)
+        parent_at(parent.checkpoint_dir, "0" * 64)
     with pytest.raises(UserError, match=r"was not initialized from model\.init_from="):
-        of_parent(examples.after, parent.checkpoint_dir, None)
+        parent_at(parent.checkpoint_dir, None)
 
 
 def test_what_identifies_them(gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint) -> None:

@@ -19,7 +19,7 @@ from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
-from multihop.eval.model.model_under_test import ModelUnderTest, of_run
+from multihop.eval.model.model_under_test import ModelUnderTest, of_parent, of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
@@ -210,6 +210,20 @@ def test_trials_of_the_parent_start_from_its_weights(
     row, like_it = run_trial(theirs).row, run_trial(same).row
     assert (row["init"], row["checkpoint_sha256"], row["checkpoint_step"]) == ("parent", sha256, 7)
     assert row["curve"] == like_it["curve"] and row["value"] == like_it["value"]
+
+
+@pytest.mark.usefixtures("bbc")
+def test_the_parent_keeps_the_rotary_base_that_a_phase_changed(bert_data: Path, checkpoint: Checkpoint) -> None:
+    sizes = {"family": "modernbert", "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
+    before, after = (parse_model_config({**sizes, "global_rope_theta": theta}) for theta in (1e4, 1e6))
+    evaluated = _model_under_test(after, checkpoint(after, bert_data), bert_data)
+    folder, sha256 = evaluated.checkpoint_dir, evaluated.checkpoint_sha256
+    parent = of_parent(evaluated, before.model_copy(update={"init_from": folder}), sha256)
+    config = EvalConfig.model_validate(
+        {"tasks": ["bbc-topics"], "seeds": [0], "inits": ["pretrained", "parent", "random"]}
+    )
+    trials = plan_trials(config, open_tasks(config), evaluated, parent=parent)
+    assert [trial.model["global_rope_theta"] for trial in trials] == [1e6, 1e4, 1e6]
 
 
 def test_a_row_has_the_length_that_was_used_and_the_fingerprints_of_its_inputs(

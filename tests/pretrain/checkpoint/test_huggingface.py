@@ -124,8 +124,8 @@ def test_full_length_answers_as_theirs(family: str, tmp_path: Path, table: list[
 @pytest.mark.parametrize("direction", ["export", "import"])
 @pytest.mark.parametrize("family", AT_HUGGING_FACE)
 def test_base_models_answer_as_theirs(family: str, direction: str, tmp_path: Path, table: list[_Row]) -> None:
-    twin = {"modernbert-decoder": "ettin-decoder-150m"}
-    preset = twin.get(family) or (family if family in PRESETS else f"{family}-base")
+    of_other_name = {"modernbert-decoder": "ettin-decoder-150m"}
+    preset = of_other_name.get(family) or (family if family in PRESETS else f"{family}-base")
     config = parse_model_config({**PRESETS[preset], "dropout": 0.0})
     full = FULL.get(family, 512)
     check(config, "12x768", [full, 100, 7], direction, tmp_path, table)

@@ -163,8 +163,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("bert", {"num_hidden_layers": 3}, "lacks bert.encoder.layer.2.attention.self.query.weight"),
         ("bert", {"num_hidden_layers": 1}, "bert.encoder.layer.1.* does not have"),
         ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
-        ("bert", {"hidden_dropout_prob": 2.0}, "is not a valid model"),
-        ("bert", {"hidden_dropout_prob": float("nan")}, "is not a valid model"),
+        ("bert", {"hidden_dropout_prob": 2.0}, r"hidden_dropout_prob=2\.0: input should be less than 1; copy"),
+        ("bert", {"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob=nan: input should be a finite number"),
+        ("bert", {"hidden_dropout_prob": "high"}, "hidden_dropout_prob='high': input should be a valid number"),
         ("bert", {"num_hidden_layers": 10_000}, "lacks bert.encoder.layer.2.*config.json has 10000 layers"),
         ("gpt2", {"n_layer": 9_999}, "lacks transformer.h.2.ln_1.weight, and config.json has 9999 layers"),
         ("albert", {"num_hidden_layers": 10**6}, "num_hidden_layers=1000000; it must be an integer from 1 to"),
@@ -186,7 +187,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         (
             "modernbert",
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_type='yarn', and multihop computes",
+            "rope_type='yarn', and multihop supports only unscaled",
         ),
         ("modernbert", {"rope_scaling": {"type": "linear"}}, "rope_type='linear'"),
         (
@@ -194,12 +195,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "rope_theta": 1e4}}},
             "rope_type='dynamic'",
         ),
-        ("modernbert", {"rope_parameters": {"sliding_attention": {"rope_theta": -1.0}}}, "is not a valid model"),
-        ("modernbert", {"rope_parameters": [1]}, r"rope_parameters=\[1\] .*are not objects"),
-        ("modernbert", {"layer_types": ["sliding_attention", "full_attention"]}, "a global layer first and again"),
-        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types=.* and a model of multihop's"),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+            r"partial_rotary_factor=0\.5, and multihop supports only .* over the whole head",
+        ),
+        (
+            "modernbert",
+            {"rope_parameters": {"sliding_attention": {"rope_theta": -1.0}}},
+            r"local_rope_theta=-1\.0: input should be greater than 0",
+        ),
+        ("modernbert", {"rope_parameters": [1]}, r"has rope_parameters=\[1\], which is not an object"),
+        ("modernbert", {"rope_scaling": [1]}, r"has rope_scaling=\[1\], which is not an object"),
+        ("modernbert", {"layer_types": ["sliding_attention", "full_attention"]}, "needs a global first layer and"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types=.* and multihop needs"),
         ("modernbert", {"layer_types": 3}, "layer_types=3, which is not a list"),
-        ("modernbert", {"local_attention": 15}, "local_attention=15 is odd"),
+        ("modernbert", {"local_attention": 1}, "local_attention=0: input should be greater than or equal to 2"),
+        ("modernbert-decoder", {"local_attention": None}, "local_attention=None; it must be an integer from 1 to"),
         ("modernbert", {"num_attention_heads": 32}, "heads of width 1, and rotary positions need an even width"),
         ("modernbert-decoder", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
     ],
@@ -214,6 +226,27 @@ def test_models_that_differ_are_refused(
         import_model(folder)
     assert type(refused.value) is UserError
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"local_attention": 9}, {"local_attention": 8}),
+        ({"rope_parameters": None, "global_rope_theta": 5e4, "local_rope_theta": None}, {"local_rope_theta": 5e4}),
+        ({"rope_parameters": None, "local_rope_theta": 2e4}, {"local_rope_theta": 2e4}),
+    ],
+)
+def test_a_configuration_means_what_it_means_to_transformers_4(
+    changes: dict[str, Any], expected: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Half of a window is rounded down, and without a base of their own local layers have that of the global ones."""
+    folder = shutil.copytree(saved("modernbert"), tmp_path / "model")
+    content = json.loads((folder / "config.json").read_text())
+    before = import_model(folder)[0].model_dump()
+    (folder / "config.json").write_text(json.dumps({**content, **changes}))
+    after = import_model(folder)[0].model_dump()
+    assert {key: after[key] for key in expected} == expected
+    assert {key for key in after if after[key] != before[key]} <= {*expected, "global_rope_theta"}
 
 
 @pytest.mark.parametrize(
@@ -246,6 +279,14 @@ def test_models_that_differ_are_refused(
         (lambda f: rewrite(f, {}, without="bert.embeddings.LayerNorm.bias"), "lacks bert.embeddings.LayerNorm.bias"),
         (lambda f: rewrite(f, {"embeddings.LayerNorm.bias": torch.zeros(32)}), "LayerNorm.bias of .* again"),
         (lambda f: rewrite(f, {"bert.pooler.dense.bias": torch.zeros(32, dtype=torch.int8)}), "in I8; supported are"),
+        (
+            lambda f: rewrite(f, {"bert.pooler.dense.bias": torch.full((32,), torch.nan)}),
+            r"NaN or infinity in bert\.pooler\.dense\.bias",
+        ),
+        (
+            lambda f: rewrite(f, {"bert.pooler.dense.bias": torch.full((32,), 1e5).half()}),
+            r"NaN or infinity in bert\.pooler\.dense\.bias",
+        ),
     ],
 )
 def test_damaged_folders_are_refused(
@@ -331,6 +372,11 @@ def test_a_run_begins_with_a_folder_of_theirs(bert_data: Path, tmp_path: Path, p
     assert f"vocab_size={vocab_size + 1}, and this run vocab_size={vocab_size};" in begin(
         vocab_size + 1, refusal_at_start
     )
+    padded = (vocab_size // 8 + 1) * 8  # rows without a token, which make products faster
+    found, _ = begin(padded)
+    _, _, expected = import_model(tmp_path / f"model-{padded}")
+    assert (torch.from_numpy(found["word.weight"]) == expected["word.weight"][:vocab_size].flatten()).all()
+    assert (torch.from_numpy(found["word_bias"]) == expected["word_bias"][:vocab_size]).all()
     assert "layers=2, max_positions=64, and this run layers=3, max_positions=80;" in begin(
         vocab_size, refusal_at_start, layers=3, max_positions=80
     )

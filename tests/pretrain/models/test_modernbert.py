@@ -1,4 +1,4 @@
-"""ModernBERT and its causal twin: windows, rotary positions, the key-value cache, and the operations that are counted.
+"""ModernBERT and its decoder: windows, rotary positions, the key-value cache, and the operations that are counted.
 
 That both are the models of transformers is tested in tests/pretrain/checkpoint/test_huggingface.py.
 """
@@ -28,7 +28,7 @@ from multihop.pretrain.models.layers.rotary import rotate, rotation_of
 from multihop.pretrain.models.modernbert.config import ModernConfig
 from multihop.pretrain.packed_tokens import PackedTokens
 
-TWINS = ["modernbert", "modernbert-decoder"]
+FAMILIES = ["modernbert", "modernbert-decoder"]
 SWITCHES: list[dict[str, Any]] = [{}, {"positions": "learned"}, {"feed_forward": "gelu"}, {"norm": "post"}]
 Lengths = st.lists(st.integers(1, 200), min_size=1, max_size=4)
 
@@ -115,12 +115,12 @@ def test_a_rotation_keeps_norms_and_its_gradient_is_the_rotation_backwards() -> 
     torch.testing.assert_close(torch.autograd.grad(turned, x, turned)[0], x.detach())
 
 
-@pytest.mark.parametrize("family", TWINS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("changes", SWITCHES)
 def test_each_part_can_be_switched(family: str, changes: dict[str, Any]) -> None:
     config = config_of(family, **changes)
     model, ids = rough_model(config).double(), torch.arange(30) * 7 % 97
-    causal = family == TWINS[1]
+    causal = family == FAMILIES[1]
 
     def norm(x: Tensor, name: str) -> Tensor:
         weight = dict(model.named_parameters()).get(f"{name}.weight")
@@ -162,7 +162,7 @@ def test_each_part_can_be_switched(family: str, changes: dict[str, Any]) -> None
             config_json(config, 211, {"pad": 0, "cls": 2, "sep": 3, "end": 0})
 
 
-@pytest.mark.parametrize("family", TWINS)
+@pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None, max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
@@ -180,10 +180,10 @@ def test_what_is_packed_beside_a_sequence_changes_nothing(
             torch.testing.assert_close(model.encode(packed(part, [len(part)])), states, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", TWINS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_local_layers_carry_a_token_one_window_each(family: str) -> None:
     config = config_of(family)
-    model, window = rough_model(config), config.window(causal=family == TWINS[1])
+    model, window = rough_model(config), config.window(causal=family == FAMILIES[1])
     attentions: Any = [layer.attention for layer in model.layers]
     ids = torch.arange(100)
     changed = torch.cat([torch.tensor([150]), ids[1:]])
@@ -239,9 +239,13 @@ def test_local_layers_keep_only_their_window() -> None:
     stored = sum(each.numel() for each in vars(cache)["_caches"].values())
     each = 2 * 2 * config.hidden  # keys and values of two sequences
     assert stored == each * (2 * 150 + 4 * 4)
+    # A window wider than any text takes no more than the longest text.
+    config = config_of("modernbert-decoder", layers=2, max_positions=64, local_attention=2**40)
+    cache = KeyValueCache(config, [3], 10, torch.device("cpu"))
+    assert sum(each.numel() for each in vars(cache)["_caches"].values()) == 2 * config.hidden * (13 + 65)
 
 
-@pytest.mark.parametrize("family", TWINS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("feed_forward", ["geglu", "gelu"])
 def test_operations_are_counted(family: str, every: int, feed_forward: str) -> None:
@@ -254,12 +258,12 @@ def test_operations_are_counted(family: str, every: int, feed_forward: str) -> N
     lengths = np.array([30, 30])
     counted = config.train_flops(211, lengths, 60) / 3
     scores = 2 * 2 * config.hidden * config.layers * 2 * 30 * 30
-    assert counted == counter.get_total_flops() + scores * (0.5 if family == TWINS[1] else 1.0)
+    assert counted == counter.get_total_flops() + scores * (0.5 if family == FAMILIES[1] else 1.0)
 
 
 @given(length=st.integers(1, 300), window=st.integers(1, 100), causal=st.booleans())
 def test_pairs_within_windows_are_counted_one_by_one(length: int, window: int, causal: bool) -> None:
-    family = TWINS[1] if causal else TWINS[0]
+    family = FAMILIES[1] if causal else FAMILIES[0]
     every = config_of(family, local_attention=2 * window, global_attn_every_n_layers=1, layers=2)
     some = config_of(family, local_attention=2 * window, global_attn_every_n_layers=2, layers=2)
     reach = some.window(causal)
@@ -292,9 +296,9 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], complaint: str) -
 def test_presets_are_the_published_sizes() -> None:
     """Warner et al. 2024: 149 and 395 million parameters; Weller et al. 2025: the names are the parameters."""
     published = {"modernbert-base": 149, "modernbert-large": 395}
-    for twin in ("encoder", "decoder"):
-        published |= {f"ettin-{twin}-{size}": float(size[:-1]) for size in ("17m", "32m", "68m", "150m", "400m")}
-        published[f"ettin-{twin}-1b"] = 1028
+    for kind in ("encoder", "decoder"):
+        published |= {f"ettin-{kind}-{size}": float(size[:-1]) for size in ("17m", "32m", "68m", "150m", "400m")}
+        published[f"ettin-{kind}-1b"] = 1028
     for preset, millions in published.items():
         model = build_model_on_meta(parse_model_config(PRESETS[preset]), 50_368)
         assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.012)

@@ -76,6 +76,12 @@ def test_another_model_is_another_run_whatever_is_allowed(changes: dict[str, Any
     assert "set name=… for a new run" in complaint and "--allow-change" not in complaint
 
 
+def test_a_run_keeps_the_moments_of_its_optimizer_whatever_is_allowed() -> None:
+    complaint = refused(["optimizer"], optimizer={"name": "muon"})
+    assert 'optimizer.name was "adamw", is "muon"' in complaint
+    assert "whose moments are others" in complaint and "model.init_from" in complaint
+
+
 def test_a_checkpoint_remembers_weights_of_sources_and_not_their_paths() -> None:
     then = recorded_part(TrainingConfig.model_validate(RECIPE))
     sources = [{"path": "elsewhere", "weight": 1.0}, {"path": "b", "weight": 3.0}]

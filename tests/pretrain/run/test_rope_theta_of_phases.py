@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from rank_jobs import run_worker
+from rank_jobs import refusal_at_start, run_worker
 from rank_pool import RankPool
 from worker_runs import checkpoint, recipe, rows
 
@@ -58,6 +59,25 @@ def test_training_evaluation_and_export_have_the_base_of_the_phase(
         export_model(found.location, found.model, found.data.tokenizer.vocab_size, found.data.tokenizer.special_ids,
                      tmp_path / f"out-{step}")  # fmt: skip
         assert json.loads((tmp_path / f"out-{step}" / "config.json").read_text())["global_rope_theta"] == theta
+
+    def refusal(**changes: Any) -> str:
+        child = tmp_path / f"child-{len(list(tmp_path.iterdir()))}"
+        (child / "logs").mkdir(parents=True)
+        (child / "data").symlink_to(bert_data)
+        model = {**MODEL, "init_from": str(run), "global_rope_theta": OTHER, **changes}
+        (child / "recipe.json").write_text(json.dumps({**content, "phases": [phase], "model": model}))
+        (said,) = pool(1).run(refusal_at_start, child)
+        return str(said)
+
+    assert refusal() == refusal(max_positions=128) == ""
+    for key, value in (
+        ("global_rope_theta", 160_000.0),
+        ("local_rope_theta", 5.0),
+        ("heads", 4),
+        ("local_attention", 8),
+    ):
+        assert f", and this run {key}={value}; set the same values in model" in refusal(**{key: value}), key
+
     of_first = model_after(config.model, config.phases, 6)
     assert heldout_loss(config, of_first, run, 12) != pytest.approx(logged[12], rel=2e-6)
 
