@@ -155,7 +155,9 @@ def test_another_run_begins_with_the_weights_of_the_first(in_one_go: Path, bert_
     last_row = json.loads((in_one_go / "metrics.jsonl").read_text().splitlines()[-1])
     assert first_row["step"] == 0 and first_row["heldout_loss"] == pytest.approx(last_row["heldout_loss"], rel=1e-6)
     assert start(tmp_path / "wide", bert_data, 1, model__hidden=48, model__init_from=str(in_one_go)).wait() != 0
-    assert "of shape [100, 32], this model has [100, 48]" in log_of(tmp_path / "wide")
+    assert "hidden=32, intermediate=128, and this run hidden=48, intermediate=192; set the same" in log_of(
+        tmp_path / "wide"
+    )
 
 
 def test_the_micro_batch_that_fits_is_found_once(bert_data: Path, tmp_path: Path) -> None:
