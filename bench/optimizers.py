@@ -175,7 +175,7 @@ def show(result: dict[str, Any]) -> None:
     settings, machine = result["settings"], result["machine"]
     samples = settings["micro_batch"] * settings["accumulation"] * machine["ranks"]
     print(
-        f"{settings['preset']}, {samples} x {settings['seq_len']} tokens a step ({machine['ranks']} ranks x "
+        f"{settings['preset']}, {samples} x {settings['seq_len']} tokens per step ({machine['ranks']} ranks x "
         f"{settings['accumulation']} micro-batches of {settings['micro_batch']}), ZeRO-{settings['zero_stage']}, "
         f"{settings['precision']}; {', '.join(f'{key} {value}' for key, value in machine.items())}"
     )

@@ -86,7 +86,7 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
         is_absent = ours in names.windows and theirs not in config
         if not is_absent and not (ours in names.null_sizes and config.get(theirs) is None):
             sizes[ours] = _size(config, theirs, _MAX_LAYERS if ours == "layers" else _MAX_SIZE, path)
-        if ours in names.windows and ours in sizes:
+        if ours in names.windows and sizes.get(ours, 0) > 1:
             sizes[ours] -= sizes[ours] % 2
     vocab_key = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
     vocab_size = _size(config, vocab_key, _MAX_SIZE, path)

@@ -64,7 +64,7 @@ def check_allowed(changed: list[Difference], section: type[Section], allowed: It
     if other_moments := [entry for entry in changed if entry[0] == "optimizer.name" and "muon" in entry[1:]]:
         raise UserError(
             f"{where} was started with another optimizer ({format_diff(other_moments)}), whose moments are others; to "
-            "go on from its weights, set name=… for a new run, and model.init_from to this one"
+            "continue from its weights, set name=… for a new run, and model.init_from to this one"
         )
     refused = [entry for entry in changed if not _is_within(entry[0], allowed)]
     if refused:

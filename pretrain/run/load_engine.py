@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ def load_engine(
         extended = [] if is_resumed else extended_parameters(saved.parameters, shapes, data.tokenizer)
         if not is_resumed and (theirs := recorded_model(saved)) is not None:
             has_same_shapes = all(saved.parameters.get(name) == shapes[name] for name in shapes.keys() - {*extended})
-            _check_same_model(folder, theirs, config.model, has_same_shapes)
+            _check_same_model(folder, theirs, config.model, has_same_shapes, {}, {})
         _check_fits(saved, shapes, extended, data, folder)
         engine = Engine(config, model, ranks, micro_batch_size)
         read = read_with_added_rows(reader.read, shapes, extended, data.tokenizer)
@@ -179,8 +178,8 @@ def _check_same_model(
     imported: ModelConfig,
     model: ModelConfig,
     has_same_shapes: bool,
-    their_vocabularies: Mapping[str, int | None] = MappingProxyType({}),
-    our_vocabularies: Mapping[str, int | None] = MappingProxyType({}),
+    their_vocabularies: Mapping[str, int | None],
+    our_vocabularies: Mapping[str, int | None],
 ) -> None:
     """Refuse a parent with other equations, such as other heads, windows or rotary bases, even if all shapes agree.
 
@@ -188,7 +187,7 @@ def _check_same_model(
         imported: The parent's model.
         model: The recipe's, which a phase may then give another rotary base.
         has_same_shapes: Whether all weights of the parent have the shapes of the recipe's model.
-        their_vocabularies, our_vocabularies: Sizes by name.
+        their_vocabularies, our_vocabularies: Sizes by name; empty for a checkpoint, which `_check_fits` compares.
     """
     theirs = {**select_by_effect(imported, COMPATIBILITY), **their_vocabularies}
     ours = {**select_by_effect(model, COMPATIBILITY), **our_vocabularies}

@@ -210,7 +210,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("modernbert", {"layer_types": ["sliding_attention", "full_attention"]}, "needs a global first layer and"),
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types=.* and multihop needs"),
         ("modernbert", {"layer_types": 3}, "layer_types=3, which is not a list"),
-        ("modernbert", {"local_attention": 1}, "local_attention=0: input should be greater than or equal to 2"),
+        ("modernbert", {"local_attention": 1}, "local_attention=1: input should be greater than or equal to 2"),
         ("modernbert-decoder", {"local_attention": None}, "local_attention=None; it must be an integer from 1 to"),
         ("modernbert", {"num_attention_heads": 32}, "heads of width 1, and rotary positions need an even width"),
         ("modernbert-decoder", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
