@@ -8,8 +8,9 @@
 # Requires torch for CUDA, numpy, pyarrow, safetensors, filelock, PyYAML, transformers (the peer) and DeepSpeed, but
 # neither Ray nor MLflow. On a machine without network WHEELS=FOLDER names a folder with wheels of deepspeed, hjson,
 # pydantic, pydantic_core, annotated_types and typing_inspection, which are then taken from there. With pytest,
-# hypothesis and pytest-timeout the tests run, too. RUN=FOLDER is a run that `multihop prep` has prepared: its training
-# is started, stopped and resumed. --check runs tiny shapes on any machine.
+# hypothesis and pytest-timeout the tests run, too, and with sentencepiece and sentencex those that train. RUN=FOLDER is
+# a run that `multihop prep` has prepared: its training is started, stopped and resumed. --check runs tiny shapes on any
+# machine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -55,7 +56,8 @@ fi
 "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { echo "no GPU here; see --check" >&2; exit 2; }
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/gpu.txt"
 
-stage tests "$python" -m pytest -q -m gpu tests/pretrain/models tests/pretrain/optim
+stage tests "$python" -m pytest -q -m gpu tests/pretrain/models tests/pretrain/optim tests/pretrain/checkpoint
+stage training-tests "$python" -m pytest -q -m gpu tests/pretrain/run
 step small bert-mini:128:0.3 4096 --peers ours
 ours=(bert-large:128 bert-large:128:0.3 bert-large:512 bert-large:512:0.3 gpt2-base:1024)
 for shape in "${ours[@]}"; do step "ours-${shape//:/-}" "$shape" 65536 --peers ours --profile; done

@@ -1,6 +1,6 @@
 """Models of ours and of transformers with the same weights, and the outputs of both for the same sequences."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,20 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
         theirs["token_type_ids"] = padded(token_type_ids, 0)
     inputs["packed"] = pack(ids, cumulative_lengths(lengths), token_type_ids)
     return Text(to_device(inputs, torch.device("cpu")), theirs, real, padded(labels, -100))
+
+
+def on_device(text: Text, device: torch.device) -> Text:
+    """Return the same sequences with their tensors on a device."""
+    inputs: dict[str, Any] = {}
+    for name, value in text.inputs.items():
+        if isinstance(value, Tensor):
+            inputs[name] = value.to(device)
+        else:  # packed tokens
+            parts = {field.name: getattr(value, field.name) for field in fields(value)}
+            moved = {key: part.to(device) if isinstance(part, Tensor) else part for key, part in parts.items()}
+            inputs[name] = type(value)(**moved)
+    padded = {name: value.to(device) for name, value in text.padded.items()}
+    return Text(inputs, padded, text.real.to(device), text.labels.to(device))
 
 
 def our_answers(model: Any, text: Text) -> dict[str, Tensor]:

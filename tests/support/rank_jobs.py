@@ -16,7 +16,6 @@ from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.micro_batch import micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
-from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
 from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.schedule import learning_rate
@@ -175,19 +174,6 @@ def loss_scales(ranks: Ranks, first: dict[str, Any], second: dict[str, Any]) -> 
     for engine in engines:
         engine.destroy()
     return scales
-
-
-def compiled_gradients(
-    ranks: Ranks, cases: list[tuple[torch.Tensor, torch.Tensor, int]], label_smoothing: float
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the loss, and the gradient in place of the logits, of each case.
-
-    A rank does this and not the tests' process, in which the compiler's threads would remain.
-    """
-    return [
-        (softmax_gradient_(logits, targets[:, None], vocabulary, label_smoothing), logits)
-        for logits, targets, vocabulary in cases
-    ]
 
 
 def run_worker(ranks: Ranks, run_dir: Path) -> int:

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_
+from torch.nn import functional as F
 
 _CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**28}
 """Elements of a chunk of logits: 128 MiB and 1 GiB of fp32. Each chunk adds to the whole gradient of the weight, so
@@ -45,51 +44,38 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         needs_grad: bool,
     ) -> Tensor:
+        on_gpu = hidden.device.type == "cuda"
+        vocab_size, columns = len(weight), -(-len(weight) // _ALIGNMENT) * _ALIGNMENT
+        if on_gpu and columns > vocab_size:
+            # cuBLAS has no fast kernel for 50,257 columns: two of the three products took seven times as long.
+            weight = F.pad(weight, (0, 0, 0, columns - vocab_size))
+            bias = None if bias is None else F.pad(bias, (0, columns - vocab_size))
         loss = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         # They are sums over many rows, and in fp32 whatever the dtype of the weights.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_grad and bias is not None else None
-        vocab_size, on_gpu = len(weight), hidden.device.type == "cuda"
         most_rows = _CHUNK_LOGITS[hidden.device.type] // vocab_size
         rows = max(1, min(len(hidden), max(_ALIGNMENT, most_rows // _ALIGNMENT * _ALIGNMENT)))
-        buffer = hidden.new_empty(rows, -(-vocab_size // _ALIGNMENT) * _ALIGNMENT)
+        buffer = hidden.new_empty(rows, columns)
         for start in range(0, len(hidden), rows):
-            chunk, chunk_targets = hidden[start : start + rows], targets[start : start + rows, None]
+            chunk, chunk_targets = hidden[start : start + rows], targets[start : start + rows]
             padded = buffer[: len(chunk)]
-            logits = padded[:, :vocab_size]
+            logits = padded[:, : len(weight)]  # on a GPU all columns
             if bias is None:
                 torch.mm(chunk, weight.T, out=logits)
             else:
                 torch.addmm(bias, chunk, weight.T, out=logits)
-            if on_gpu and grad_hidden is not None and grad_weight is not None:
-                loss += softmax_gradient_(padded, chunk_targets, vocab_size, label_smoothing)
-                if grad_bias is not None:
-                    grad_bias += logits.sum(0, dtype=torch.float32)
-                torch.mm(logits, weight, out=grad_hidden[start : start + rows])
-                _add_product_(grad_weight, logits, chunk)
-                continue
-            padded[:, vocab_size:] = -torch.inf  # a probability of 0
-            in_place = padded if padded.dtype == torch.float32 else None
-            grad_padded = torch.log_softmax(padded, -1, dtype=torch.float32, out=in_place)
-            loss -= (1 - label_smoothing) * grad_padded.gather(1, chunk_targets).sum()
-            if label_smoothing:
-                loss -= label_smoothing / vocab_size * grad_padded[:, :vocab_size].sum()
+            loss += _cross_entropy_(padded, chunk_targets, vocab_size, label_smoothing, needs_grad)
             if grad_hidden is None or grad_weight is None:
                 continue
-            share = torch.full_like(chunk_targets, label_smoothing - 1, dtype=torch.float32)
-            grad_padded.exp_().scatter_add_(1, chunk_targets, share)
-            if label_smoothing:
-                grad_padded[:, :vocab_size] -= label_smoothing / vocab_size
             if grad_bias is not None:
-                grad_bias += grad_padded[:, :vocab_size].sum(0)
-            if in_place is None:
-                padded.copy_(grad_padded)
-            grad_logits = logits  # in the dtype of the weights
-            torch.mm(grad_logits, weight, out=grad_hidden[start : start + rows])
-            _add_product_(grad_weight, grad_logits, chunk)
+                grad_bias += logits.sum(0, dtype=torch.float32)
+            torch.mm(logits, weight, out=grad_hidden[start : start + rows])
+            _add_product_(grad_weight, logits, chunk)
         if grad_hidden is not None and grad_weight is not None:
-            ctx.save_for_backward(grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
+            saved = [grad_weight] if grad_bias is None else [grad_weight, grad_bias]
+            ctx.save_for_backward(grad_hidden, *(gradient[:vocab_size] for gradient in saved))
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
 
@@ -105,6 +91,34 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _cross_entropy_(
+    padded: Tensor, targets: Tensor, vocab_size: int, label_smoothing: float, needs_grad: bool
+) -> Tensor:
+    """Sum of the cross-entropies of rows of logits, (M, C), and `targets`, int64 (M,); fp32 ().
+
+    With `needs_grad` the logits of the vocabulary are replaced by the gradient, on a GPU with zeros after them.
+    """
+    if needs_grad and padded.device.type == "cuda":
+        from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_  # needs Triton
+
+        return softmax_gradient_(padded, targets, vocab_size, label_smoothing)
+    targets = targets[:, None]
+    padded[:, vocab_size:] = -torch.inf  # a probability of 0
+    in_place = padded if padded.dtype == torch.float32 else None
+    log_softmax = torch.log_softmax(padded, -1, dtype=torch.float32, out=in_place)
+    loss = (label_smoothing - 1) * log_softmax.gather(1, targets).sum()
+    if label_smoothing:
+        loss -= label_smoothing / vocab_size * log_softmax[:, :vocab_size].sum()
+    if needs_grad:
+        share = torch.full_like(targets, label_smoothing - 1, dtype=torch.float32)
+        gradient = log_softmax.exp_().scatter_add_(1, targets, share)
+        if label_smoothing:
+            gradient[:, :vocab_size] -= label_smoothing / vocab_size
+        if in_place is None:
+            padded.copy_(gradient)
+    return loss
 
 
 def _add_product_(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:

@@ -1,57 +1,81 @@
 """The cross-entropy of a softmax and its gradient, in the memory of the logits, on a GPU.
 
-It is written in plain operations and compiled: fused, they store no fp32 copy of the logits, which are much larger
-than anything else in a step.
+One kernel of Triton reads each row twice and writes it once. The second time most of a row is still in the cache, and
+no fp32 copy of the logits exists, which are much larger than anything else in a step. Triton comes with torch for GPUs,
+so that this file is imported only there.
 """
 
-from functools import cache
-from typing import Any
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+_BLOCK, _WARPS = 8192, 16
 
 
 def softmax_gradient_(logits: Tensor, targets: Tensor, vocab_size: int, label_smoothing: float) -> Tensor:
     """Replace each row of logits by the gradient of its cross-entropy.
 
     Args:
-        logits: (M, C), C >= vocab_size; the other columns are padding of any value, and become 0.
-        targets: int64 (M, 1).
+        logits: (M, C), C >= vocab_size, with contiguous rows; the other columns are padding of any value, and become 0.
+        targets: int64 (M,).
         label_smoothing: as in `fused_linear_cross_entropy`.
 
     Returns:
         Sum of the cross-entropies, fp32 ().
     """
-    log_sum, loss = _compiled(_losses)(logits, targets, vocab_size, label_smoothing)
-    _compiled(_replace_by_gradient)(logits, targets, log_sum, vocab_size, label_smoothing)
-    total: Tensor = loss
-    return total
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    _softmax_gradient[len(logits),](
+        logits,
+        logits.stride(0),
+        targets,
+        losses,
+        label_smoothing,
+        vocab_size,
+        logits.shape[1],
+        IS_SMOOTHED=label_smoothing > 0,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+    )
+    return losses.sum()
 
 
-@cache
-def _compiled(function: Any) -> Any:
-    """A compiled function for any number of rows, which compiles in its first call.
-
-    The function that reads the logits and the one that replaces them are compiled separately: from both in one
-    function, torch 2.11 generates CPU code that returns wrong losses with the right gradients.
-    """
-    return torch.compile(function, dynamic=True)
-
-
-def _losses(logits: Tensor, targets: Tensor, vocab_size: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """The logarithm of each row's sum of exponentials, fp32 (M, 1), and the sum of the cross-entropies."""
-    in_vocabulary = torch.arange(logits.shape[1], device=logits.device) < vocab_size
-    wide = logits.float()
-    log_sum = torch.where(in_vocabulary, wide, -torch.inf).logsumexp(1, keepdim=True)
-    loss = log_sum - (1 - label_smoothing) * logits.gather(1, targets).float()
-    if label_smoothing:
-        loss -= label_smoothing / vocab_size * torch.where(in_vocabulary, wide, 0.0).sum(1, keepdim=True)
-    return log_sum, loss.sum()
-
-
-def _replace_by_gradient(
-    logits: Tensor, targets: Tensor, log_sum: Tensor, vocab_size: int, label_smoothing: float
-) -> None:
-    column = torch.arange(logits.shape[1], device=logits.device)
-    gradient = (logits.float() - log_sum).exp() - (column == targets) * (1 - label_smoothing)
-    logits.copy_(torch.where(column < vocab_size, gradient - label_smoothing / vocab_size, 0.0))
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]  # no types: Triton would compile them
+def _softmax_gradient(  # type: ignore[no-untyped-def]
+    logits,
+    row_stride,
+    targets,
+    losses,
+    smoothing,
+    vocab_size: tl.constexpr,
+    columns: tl.constexpr,
+    IS_SMOOTHED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A row of `softmax_gradient_`."""
+    number = tl.program_id(0).to(tl.int64)  # with 32 bits the offset of a row would overflow
+    row = logits + number * row_stride
+    target = tl.load(targets + number)
+    largest, exponentials, total = float("-inf"), 0.0, 0.0
+    for start in range(0, vocab_size, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(row + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32)
+        larger = tl.maximum(largest, tl.max(x, 0))
+        exponentials = exponentials * tl.exp(largest - larger) + tl.sum(tl.exp(x - larger), 0)
+        largest = larger
+        if IS_SMOOTHED:
+            total += tl.sum(tl.where(column < vocab_size, x, 0.0), 0)
+    log_sum = largest + tl.log(exponentials)
+    loss = log_sum - (1.0 - smoothing) * tl.load(row + target).to(tl.float32)
+    if IS_SMOOTHED:
+        loss -= smoothing / vocab_size * total
+    tl.store(losses + number, loss)
+    tl.debug_barrier()  # all threads have read the target's logit before one of them replaces it
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(row + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32)
+        gradient = tl.exp(x - log_sum) - tl.where(column == target, 1.0 - smoothing, 0.0)
+        if IS_SMOOTHED:
+            gradient -= smoothing / vocab_size
+        gradient = tl.where(column < vocab_size, gradient, 0.0)
+        tl.store(row + column, gradient.to(logits.dtype.element_ty), mask=column < columns)

@@ -14,6 +14,7 @@ from huggingface import (
     config_of,
     largest_error,
     model_with,
+    on_device,
     our_answers,
     rough_model,
     save,
@@ -228,3 +229,24 @@ def test_a_published_encoder_embeds_sentences_as_there() -> None:
     )
     assert error < BOUND
     assert (ours[0] @ ours[1]).item() < 0.9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", AT_HUGGING_FACE)
+def test_on_a_gpu_an_export_answers_alike(family: str, dtype: torch.dtype, tmp_path: Path, table: list[_Row]) -> None:
+    config = config_of(family, 4, 256, 4, 128)
+    ours, theirs, pad = both("export", config, tmp_path)
+    text = some_text(family, [128, 1, 77, 128, 33], pad)
+    there = on_device(text, torch.device("cuda"))
+    label = str(dtype).removeprefix("torch.")
+    with torch.no_grad():
+        exact = their_answers(theirs, text)
+        found = our_answers(ours.to("cuda", dtype), there)
+        beside = their_answers(theirs.to("cuda", dtype), there)
+    for head in exact:
+        mine, others = (largest_error(each[head].float().cpu(), exact[head]) for each in (found, beside))
+        table.append((family, head, label, "export, GPU", mine))
+        # In bf16 no model is exact: ours is about as close as theirs.
+        assert mine < (BOUND if dtype == torch.float32 else max(2 * others, 1e-2)), (head, mine, others)

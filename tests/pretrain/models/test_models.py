@@ -387,3 +387,22 @@ def test_kernels_for_many_lengths_are_the_fallback_on_a_cpu(causal: bool, dtype:
     torch.testing.assert_close(out.float().cpu(), here.detach(), **close)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.float().cpu(), theirs, **close)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("lengths", [[5, 1, 64, 33], [64, 64]])
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_a_gpu_a_window_is_that_of_a_cpu(causal: bool, lengths: list[int]) -> None:
+    cu_seqlens, tokens = torch.tensor([0, *lengths]).cumsum(0), sum(lengths)
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(tokens, 4, 64, generator=generator, requires_grad=True) for _ in range(3)]
+    upstream = torch.randn(tokens, 4, 64, generator=generator)
+    here = attend(*parts, Sequences(cu_seqlens, max(lengths), tokens), causal, 0.0, window=7)
+    wanted = torch.autograd.grad(here, parts, upstream)
+    for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+        there = [part.detach().to("cuda", dtype).requires_grad_() for part in parts]
+        out = attend(*there, Sequences(cu_seqlens.cuda(), max(lengths), tokens), causal, 0.0, window=7)
+        found = torch.autograd.grad(out, there, upstream.to("cuda", dtype))
+        for ours, theirs in zip((out, *found), (here, *wanted), strict=True):
+            torch.testing.assert_close(ours.float().cpu(), theirs, rtol=close, atol=close)

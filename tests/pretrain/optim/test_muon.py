@@ -250,3 +250,34 @@ def test_a_model_without_a_matrix_in_a_layer_is_refused() -> None:
         UserError, match=r"optimizer\.name=muon updates the matrices of layers, and this model has none"
     ):
         build_optimizer(torch.nn.Linear(3, 2), OptimizerConfig(name="muon"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits_and_the_update_is_torchs() -> None:
+    """Matrices are orthogonalized in bf16 there, on both sides."""
+    weights = make_matrices([(64, 96), (96, 64), (64, 96), (256, 64)])
+    flat = torch.cat([weight.view(-1) for weight in weights.values()]).cuda()
+    pieces, at = [], 0
+    for name, weight in weights.items():
+        pieces.append(Slice(name, tuple(weight.shape), 0, weight.numel(), flat, at))
+        at += weight.numel()
+    optimizer = Muon([{"params": [flat]}], LR, MOMENTUM, BETAS, EPS, weight_decay=DECAY, scale=original_scale)
+    shapes: Shapes = {name: (weight.shape[0], weight.shape[1]) for name, weight in weights.items()}
+    held: list[list[Span]] = [[(piece.name, piece.start, piece.numel) for piece in pieces]]
+    optimizer.bind([StepGroup([flat], shapes)], pieces, held, 0, flat.device, lambda *_: pytest.fail("one rank"))
+    params = {name: torch.nn.Parameter(weight.cuda()) for name, weight in weights.items()}
+    theirs = torch.optim.Muon(
+        list(params.values()), lr=LR, weight_decay=DECAY, momentum=MOMENTUM, adjust_lr_fn="original"
+    )
+    for t in range(1, 11):
+        grads = gradients(weights, t)
+        flat.grad = torch.cat([grads[name].view(-1) for name in weights]).cuda()
+        for name, parameter in params.items():
+            parameter.grad = grads[name].cuda()
+        torch.cuda.set_sync_debug_mode("error" if t > 1 else "default")
+        optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+        theirs.step()
+    got = {piece.name: piece.view_of(flat).view(piece.shape) for piece in pieces}
+    assert deviation(got, {name: parameter.detach().double() for name, parameter in params.items()}) < 1e-2
