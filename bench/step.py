@@ -1,11 +1,11 @@
 """Measure speed and peak memory of an optimizer step: ours, Hugging Face's model, and a plain loop for GPT-2.
 
-    python bench/step.py --shapes bert-mini:128 bert-base:512:0.3 gpt2-small:512 --json FILE
+    python bench/step.py --shapes bert-mini:128 bert-base:512:0.3 gpt2-small:512 modernbert-base:1024 --json FILE
 
-A shape is MODEL:LENGTH[:PADDING]; PADDING is the share of padding in a rectangular batch. Each peer runs in its own
-process, which gives each its own peak memory; they take turns, one step each. All use the same sequences, torch,
-threads, AdamW (fused), clipping, and dropout as published. Hugging Face's loop does what its Trainer does between two
-batches. Tokens do not include padding.
+A shape is MODEL:LENGTH[:PADDING]; MODEL is bert or gpt2 with a size, or a preset of ModernBERT or its decoder; PADDING
+is the share of padding in a rectangular batch. Each peer runs in its own process, which gives each its own peak memory;
+they take turns, one step each. All use the same sequences, torch, threads, AdamW (fused), clipping, and dropout as
+published. Hugging Face's loop does what its Trainer does between two batches. Tokens do not include padding.
 """
 
 import argparse
@@ -23,8 +23,10 @@ from typing import Any
 
 import numpy as np
 import step_peers
-from step_peers import MASK_RATE, PEERS, VOCABULARY, Case, lengths_of
+from step_peers import PEERS, Case, lengths_of, num_masked
 
+_VOCABULARIES = {"bert": 30522, "gpt2": 50257}
+_MODERN_VOCABULARY = 50368
 SIZES = {
     "mini": (4, 256, 4),
     "small": (4, 512, 8),
@@ -43,19 +45,25 @@ ALL_SHAPES = [
 
 def case_of(shape: str, arguments: argparse.Namespace) -> Case:
     """Return a peer's input, which is sent to it as JSON."""
+    from multihop.pretrain.models.families import FAMILIES, parse_model_config
+
     model, length, *padding = shape.split(":")
-    family, size = model.split("-")
-    layers, hidden, heads = SIZES[size]
+    family, _, size = model.rpartition("-")
+    section: dict[str, Any] = {"preset": model}
+    if family in ("bert", "gpt2"):
+        layers, hidden, heads = SIZES[size]
+        section = {"family": family, "layers": layers, "hidden": hidden, "heads": heads, "dropout": arguments.dropout}
+        section["max_positions"] = max(512, int(length))
+    config = parse_model_config(section)
     return {
         "shape": shape,
-        "family": family,
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
+        "model": config.model_dump(),
+        "vocabulary": _VOCABULARIES.get(config.family, _MODERN_VOCABULARY),
+        "causal": FAMILIES[config.family].causal,
+        "mask_rate": 0.15 if config.family == "bert" else 0.3,
         "length": int(length),
         "padding": float(padding[0]) if padding else 0.0,
         "sequences": max(1, arguments.tokens // int(length)),
-        "dropout": arguments.dropout,
         "precision": arguments.precision,
         "threads": arguments.threads,
         "compile": arguments.compile,
@@ -67,12 +75,10 @@ def flops_of(case: Case) -> tuple[float, float]:
     """Return the FLOPs of a step: those that are needed, and those of a padded batch with all its logits."""
     from multihop.pretrain.models.families import parse_model_config
 
-    sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads")}
-    model = parse_model_config({**sizes, "max_positions": max(512, case["length"])})
+    model = parse_model_config(case["model"])
     lengths, full = lengths_of(case), np.full(case["sequences"], case["length"])
-    causal = case["family"] == "gpt2"
-    asked = int(lengths.sum()) if causal else sum(max(1, round(MASK_RATE * length)) for length in lengths)
-    vocabulary = VOCABULARY[case["family"]]
+    asked = int(lengths.sum()) if case["causal"] else sum(num_masked(case, length) for length in lengths)
+    vocabulary = case["vocabulary"]
     return model.train_flops(vocabulary, lengths, asked), model.train_flops(vocabulary, full, int(full.sum()))
 
 
@@ -176,7 +182,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=ALL_SHAPES)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--tokens", type=int, default=4096, help="a step's tokens, with padding (default: %(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.1, help="of bert and gpt2; presets have their own")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--compile", action="store_true", help="ours layer by layer, theirs as a whole")
@@ -202,7 +208,7 @@ def main() -> None:
     results = []
     for shape in arguments.shapes:
         case = case_of(shape, arguments)
-        names = [name for name in arguments.peers if name != "plain" or case["family"] == "gpt2"]
+        names = [name for name in arguments.peers if name != "plain" or case["model"]["family"] == "gpt2"]
         found = measure(case, names, step_peers.__file__, arguments)
         row = row_of(case, found, rate)
         results.append({**row, **found, "case": case})

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-VOCABULARY = {"bert": 30522, "gpt2": 50257}
-MASK_RATE = 0.15
 Case = dict[str, Any]
 Stepper = Callable[[], None]
 
@@ -22,19 +20,22 @@ def lengths_of(case: Case) -> np.ndarray:
     return np.random.default_rng(case["seed"]).permutation(np.round(shares * case["length"]).astype(np.int64))
 
 
+def num_masked(case: Case, length: int) -> int:
+    """Return the number of tokens to predict of a sequence."""
+    return max(1, round(case["mask_rate"] * length))
+
+
 def texts_of(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Return the lengths and, for each sequence, its tokens and the positions of the masked ones."""
     rng, lengths = np.random.default_rng(case["seed"]), lengths_of(case)
-    tokens = [rng.integers(5, VOCABULARY[case["family"]], length) for length in lengths]
-    masked = [np.sort(rng.choice(length, max(1, round(MASK_RATE * length)), replace=False)) for length in lengths]
+    tokens = [rng.integers(5, case["vocabulary"], length) for length in lengths]
+    masked = [np.sort(rng.choice(length, num_masked(case, length), replace=False)) for length in lengths]
     return lengths, tokens, masked
 
 
 def ours(case: Case) -> Stepper:
     """Return a function that runs a step of our engine on one rank."""
-    sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
-    model = {**sizes, "max_positions": max(512, case["length"])}
-    return engine_loop(case, model, VOCABULARY[case["family"]], batch_of)
+    return engine_loop(case, batch_of)
 
 
 def batch_of(case: Case) -> Any:
@@ -44,25 +45,23 @@ def batch_of(case: Case) -> Any:
     lengths, tokens, masked = texts_of(case)
     input_ids, cu_seqlens = np.concatenate(tokens), cumulative_lengths(lengths)
     inputs: dict[str, Any]
-    if case["family"] == "bert":
-        at = np.concatenate([start + each for start, each in zip(cu_seqlens[:-1], masked, strict=True)])
-        inputs = {"packed": pack(input_ids, cu_seqlens, np.zeros(len(input_ids), np.int64)), "masked_positions": at}
-        inputs |= {"labels": input_ids[at], "is_random_next": np.zeros(len(lengths), np.int64)}
-        counts = {"mlm": len(at), "nsp": len(lengths)}
-    else:
+    if case["causal"]:
         inputs = {"packed": pack(input_ids, cu_seqlens), "labels": np.roll(input_ids, -1)}
         counts = {"clm": int(lengths.sum())}
+    else:
+        has_pairs = case["model"]["family"] == "bert"
+        at = np.concatenate([start + each for start, each in zip(cu_seqlens[:-1], masked, strict=True)])
+        segments = np.zeros(len(input_ids), np.int64) if has_pairs else None
+        inputs = {"packed": pack(input_ids, cu_seqlens, segments), "masked_positions": at, "labels": input_ids[at]}
+        counts = {"mlm": len(at)}
+        if has_pairs:
+            inputs["is_random_next"] = np.zeros(len(lengths), np.int64)
+            counts["nsp"] = len(lengths)
     return Batch(inputs, np.empty(0, np.int64), counts, int(lengths.sum()))
 
 
-def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of: Callable[[Case], Any]) -> Stepper:
-    """Return a function that runs a step of our engine as a training worker does.
-
-    Args:
-        described: the recipe's `model` section.
-        vocabulary: number of tokens.
-        batch_of: returns the batch of the case.
-    """
+def engine_loop(case: Case, batch_of: Callable[[Case], Any]) -> Stepper:
+    """Return a function that runs a step of our engine over the batch of a case, as a training worker does."""
     import torch
 
     from multihop.common.machine import disable_malloc_trim
@@ -83,13 +82,13 @@ def engine_loop(case: Case, described: dict[str, Any], vocabulary: int, batch_of
     }
     config = TrainingConfig.model_validate(
         {
-            "model": described,
+            "model": case["model"],
             "phases": [{"steps": 2, "seq_len": case["length"], "global_batch_size": case["sequences"]}],
             "engine": engine_settings,
         }
     )
     reset_peak_memory()
-    model = build_model(config.model, vocabulary)
+    model = build_model(config.model, case["vocabulary"])
     init_weights(model, 1)
     engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
     batch = batch_of(case)
@@ -109,39 +108,21 @@ def hugging_face(case: Case) -> Stepper:
     """Return a function that does the work of `transformers.Trainer` between two batches."""
     import transformers
 
+    from multihop.pretrain.checkpoint.huggingface_config import config_json
+    from multihop.pretrain.models.families import parse_model_config
+
     reset_peak_memory()
-    size = {"vocab_size": VOCABULARY[case["family"]]}
-    rate = case["dropout"]
-    if case["family"] == "bert":
-        config = transformers.BertConfig(
-            **size,
-            hidden_size=case["hidden"],
-            num_hidden_layers=case["layers"],
-            num_attention_heads=case["heads"],
-            intermediate_size=4 * case["hidden"],
-            max_position_embeddings=max(512, case["length"]),
-            hidden_dropout_prob=rate,
-            attention_probs_dropout_prob=rate,
-        )
-        model = transformers.BertForPreTraining(config)
-    else:
-        config = transformers.GPT2Config(
-            **size,
-            n_embd=case["hidden"],
-            n_layer=case["layers"],
-            n_head=case["heads"],
-            n_positions=max(512, case["length"]),
-            resid_pdrop=rate,
-            embd_pdrop=rate,
-            attn_pdrop=rate,
-        )
-        model = transformers.GPT2LMHeadModel(config)
+    special_ids = {"pad": 0, "cls": 2, "sep": 3, "end": 0}
+    described = config_json(parse_model_config(case["model"]), case["vocabulary"], special_ids)
+    config = transformers.AutoConfig.for_model(**described)
+    model = getattr(transformers, described["architectures"][0])(config)
     inputs = padded(case)
-    if case["family"] == "bert":
+    if case["model"]["family"] == "bert":
         inputs["next_sentence_label"] = np.zeros(case["sequences"], np.int64)
     else:
-        inputs["labels"] = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], -100)
         inputs.pop("token_type_ids")
+    if case["causal"]:
+        inputs["labels"] = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], -100)
     return plain_loop(case, model, inputs, lambda out: out.loss)
 
 
@@ -150,9 +131,8 @@ def plain(case: Case) -> Stepper:
     import plain_gpt2
 
     reset_peak_memory()
-    model = plain_gpt2.PlainGPT2(
-        VOCABULARY["gpt2"], case["layers"], case["hidden"], case["heads"], max(512, case["length"]), case["dropout"]
-    )
+    sizes = (case["model"][name] for name in ("layers", "hidden", "heads", "max_positions", "dropout"))
+    model = plain_gpt2.PlainGPT2(case["vocabulary"], *sizes)
     inputs = padded(case)
     targets = np.where(inputs["attention_mask"] == 1, np.roll(inputs["input_ids"], -1, 1), -1)
     return plain_loop(case, model, {"ids": inputs["input_ids"], "targets": targets}, lambda loss: loss)

@@ -36,7 +36,7 @@ def pairs_of(case: Case) -> list[tuple[list[int], list[int]]]:
 
 def ours(case: Case) -> Stepper:
     """Return a function that runs a step of our engine on one rank."""
-    return engine_loop(case, case["model"], case["vocabulary"], _batch_of)
+    return engine_loop(case, _batch_of)
 
 
 def _batch_of(case: Case) -> Any:

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC27
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from step import case_of
-from step_peers import VOCABULARY, batch_of
+from step_peers import batch_of
 
 COUNTERS = {
     "launches": ("launches", "cu_launches"),
@@ -63,16 +63,15 @@ def count_step(case: dict[str, Any], settings: dict[str, Any], micro_batches: in
     from multihop.pretrain.models.build import build_model, init_weights
 
     library, driver = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
-    sizes = {name: case[name] for name in ("family", "layers", "hidden", "heads", "dropout")}
     config = TrainingConfig.model_validate(
         {
-            "model": {**sizes, "max_positions": max(512, case["length"])},
+            "model": case["model"],
             "phases": [{"steps": 2, "seq_len": case["length"], "global_batch_size": case["sequences"]}],
             "engine": {"deepspeed": {}, "precision": "bf16", **settings},
         }
     )
     ranks = Ranks(0, 1, torch.device("cuda", 0))
-    model = build_model(config.model, VOCABULARY[case["family"]])
+    model = build_model(config.model, case["vocabulary"])
     init_weights(model, 1)
     engine = Engine(config, model.to(ranks.device), ranks, case["sequences"])
     batch = batch_of(case)
