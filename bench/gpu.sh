@@ -56,7 +56,8 @@ fi
 "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { echo "no GPU here; see --check" >&2; exit 2; }
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/gpu.txt"
 
-stage tests "$python" -m pytest -q -m gpu tests/pretrain/models tests/pretrain/optim tests/pretrain/checkpoint
+stage tests "$python" -m pytest -q -m gpu tests/pretrain/models tests/pretrain/optim tests/pretrain/checkpoint \
+    tests/pretrain/engine
 stage training-tests "$python" -m pytest -q -m gpu tests/pretrain/run
 step small bert-mini:128:0.3 4096 --peers ours
 ours=(bert-large:128 bert-large:128:0.3 bert-large:512 bert-large:512:0.3 gpt2-base:1024)

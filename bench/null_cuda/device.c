@@ -2,6 +2,7 @@
  * waits and copies are counted. What is read from the device is 0. It says that it is an H200 of 150 GB. */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,11 +163,14 @@ NOTHING(cudaGetLastError, void)
 NOTHING(cudaPeekAtLastError, void)
 const char *cudaGetErrorName(cudaError_t error) { return "null"; }
 const char *cudaGetErrorString(cudaError_t error) { return "an error of the null device"; }
+static int do_nothing(void) { return 0; }
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                              unsigned long long flags, enum cudaDriverEntryPointQueryResult *result) {
-    *function = NULL;
-    if (result) *result = cudaDriverEntryPointSymbolNotFound;
-    return cudaErrorSymbolNotFound;
+    *function = dlsym(RTLD_DEFAULT, symbol); /* torch's expandable segments call the driver */
+    if (!*function) *function = dlsym(dlopen("libcuda.so.1", RTLD_LAZY), symbol);
+    if (!*function) *function = do_nothing;
+    if (result) *result = cudaDriverEntryPointSuccess;
+    OK;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *function) {
     memset(a, 0, sizeof *a);
@@ -242,6 +246,25 @@ cudaError_t cudaHostAlloc(void **start, size_t bytes, unsigned flags) {
 cudaError_t cudaFreeHost(void *start) { return give_back(pinned, mapped_pinned, start); }
 NOTHING(cudaHostRegister, void *start, size_t bytes, unsigned flags)
 NOTHING(cudaHostUnregister, void *start)
+
+/* Memory that is reserved as addresses and mapped by and by: only what is created counts. A handle is its size. */
+int cuMemAddressReserve(void **start, size_t bytes, size_t alignment, void *wanted, unsigned long long flags) {
+    *start = take(on_device, &mapped_on_device, bytes);
+    if (*start) allocated -= (bytes + 4095) & ~4095ul;
+    return *start ? 0 : 2;
+}
+int cuMemAddressFree(void *start, size_t bytes) {
+    allocated += (bytes + 4095) & ~4095ul;
+    return cudaFree(start);
+}
+int cuMemCreate(size_t *handle, size_t bytes, const void *properties, unsigned long long flags) {
+    if (allocated + bytes > MEMORY - USED_BY_OTHERS) return 2; /* out of memory */
+    allocated += *handle = bytes;
+    return 0;
+}
+int cuMemRelease(size_t handle) { return allocated -= handle, 0; }
+int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) { return *bytes = 2 << 20, 0; }
+
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *total = MEMORY;
     *available = MEMORY - USED_BY_OTHERS - allocated;

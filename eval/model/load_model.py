@@ -12,6 +12,7 @@ from multihop.pretrain.checkpoint.huggingface_import import content_hash, import
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import verify
+from multihop.pretrain.engine.device import use_expandable_segments
 from multihop.pretrain.models.build import build_model, init_parameter, init_weights
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.layers.model import Model
@@ -61,7 +62,10 @@ def load_model(
 
 def device() -> torch.device:
     """Return the GPU where torch sees one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    use_expandable_segments()
+    return torch.device("cuda")
 
 
 @lru_cache(maxsize=1)

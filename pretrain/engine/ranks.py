@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from multihop.pretrain.engine.device import use_expandable_segments
 from multihop.pretrain.engine.rendezvous import Listener, Store, on_one_host, publish_endpoint, resolve_endpoint
 
 SYNC_INTERVAL_S = 5.0
@@ -129,6 +130,7 @@ def join_process_group(run_dir: Path | None = None) -> Ranks:
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
+        use_expandable_segments()
         torch.cuda.set_device(device)
     if on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other host needs to reach it
