@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ _EXTRA_OF = {
     **dict.fromkeys(("mlflow", "ray"), "cluster"),
 }
 """The extra of this package that installs a module."""
+_signals: list[int] = []
+"""The signals that have interrupted this process."""
 
 
 @contextmanager
@@ -69,6 +72,18 @@ def _exit(what: Exception | str, code: int, advice: str = "") -> NoReturn:
     sys.exit(code)
 
 
+def interrupt_on_signals() -> None:
+    """Raise KeyboardInterrupt in the main thread at SIGTERM, and at SIGINT unless it is ignored, from now on."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    _signals.append(number)
+    raise KeyboardInterrupt
+
+
 def exit_with(work: Callable[[], int]) -> None:
     """Run `work` and exit with the code that it returns; STOPPED if it is interrupted."""
     from multihop.cluster.ray import TrainingFailed, WorkerDiedError
@@ -76,12 +91,21 @@ def exit_with(work: Callable[[], int]) -> None:
     try:
         code = work()
     except KeyboardInterrupt:
-        print("\nmultihop: stopped; rerun the same command to resume", file=sys.stderr)
-        # Everything is closed. Exit handlers of libraries may wait for processes that the signal has ended as well.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(STOPPED)
+        _exit_stopped()
     except (TrainingFailed, WorkerDiedError) as error:
         print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
         code = FAILED
+    except Exception as error:
+        if not _signals or isinstance(error, UserError):
+            raise
+        # In Ray's compiled code a KeyboardInterrupt can become another error.
+        _exit_stopped(f" ({type(error).__name__}: {safe_text(str(error))})")
     raise typer.Exit(code)
+
+
+def _exit_stopped(error: str = "") -> NoReturn:
+    print(f"\nmultihop: stopped{error}; rerun the same command to resume", file=sys.stderr)
+    # Everything is closed. Exit handlers of libraries may wait for processes that the signal has ended as well.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(STOPPED)

@@ -1,7 +1,6 @@
 """The command `multihop`. Its commands import what they need, so that `--help` is fast."""
 
 import logging
-import signal
 from typing import Annotated
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from multihop.cluster.cli.checkpoints import checkpoints_app
 from multihop.cluster.cli.data import data_app
 from multihop.cluster.cli.doctor import doctor_command
-from multihop.cluster.cli.failures import friendly_errors
+from multihop.cluster.cli.failures import friendly_errors, interrupt_on_signals
 from multihop.cluster.cli.inference import inference_commands
 from multihop.cluster.cli.init import init
 from multihop.cluster.cli.inspect import inspect_app
@@ -52,14 +51,10 @@ def options(
 
 def main() -> None:
     """Run the command `multihop`, which exits with one of the codes in multihop.common.errors."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_on_signals()
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home directory is not writable
     with friendly_errors():
         app()
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ SLOW_S = 60.0
 """Seconds without a start after which, and between which, the reason is printed."""
 _RANK = "RayTrainWorker"
 """Class name of Ray Train's actors, one per rank."""
+_CONTROLLER = "TrainController"
+"""Class name of Ray Train's actor that starts the ranks."""
 _LOG_PATTERNS = {"raylet.err": "", "raylet.out": r" [WEF] \d+ \d+\] .*(worker_pool|runtime_env)"}
 """Log files of a node, and a pattern of the lines that explain why a process did not start."""
 _SHOWN = 3
@@ -127,6 +129,18 @@ def _holds(resources: dict[str, float], needs: dict[str, float]) -> bool:
 
 def _amount(kind: str, amount: float) -> str:
     return f"{amount / 1e9:.1f} GB of memory" if kind == "memory" else f"{amount:g} {kind}{'' if amount == 1 else 's'}"
+
+
+def kill_controllers() -> None:
+    """Kill Ray Train's controllers of this driver, so that its `fit` ends: it would wait for ever for one whose process
+    does not start."""
+    import ray
+
+    worker: Any = ray._private.worker.global_worker
+    for actor in _actors():
+        if actor["ActorClassName"] == _CONTROLLER:
+            # ray.kill takes a handle, and Ray Train gives none.
+            worker.core_worker.kill_actor(ray.ActorID.from_hex(actor["ActorID"]), True)
 
 
 def _actors() -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from multihop.cluster.console import clock, console
 from multihop.cluster.ray import TrainingFailed
 from multihop.cluster.ray.capacity import Capacity, ScaleUpPolicy
 from multihop.cluster.ray.rank import run_rank
-from multihop.cluster.ray.slow_start import SLOW_S, ranks_have_processes, why_ranks_wait
+from multihop.cluster.ray.slow_start import SLOW_S, kill_controllers, ranks_have_processes, why_ranks_wait
 from multihop.cluster.ray.standby import StandbyWorkers
 from multihop.cluster.ray.watch import (
     NODE_ID,
@@ -48,6 +48,9 @@ _RESTARTS = 3
 """Consecutive restarts without a new checkpoint before the run fails."""
 _LAST_WORDS_S = 2.0
 """Seconds in which the remaining ranks end when nodes are lost; nodes of a remote run upload their logs meanwhile."""
+_ABANDONED_S = 10.0
+"""Seconds in which Ray Train's thread ends once its controller is killed. If it called Ray after Ray is shut down, Ray
+would end this process with an error."""
 _SAME_SIGNAL_S = 1.0
 """Seconds within which a second signal counts as the first: `timeout` signals the command and then its group."""
 _STANDBYS_FROM_S = 300.0
@@ -185,6 +188,10 @@ class _Training:
                 self._request_restart(f"the cluster has room for {room} ranks instead of {group.ranks}: they restart")
         if group.is_alive():
             abandon_ranks()
+            if self.stop_file.exists():
+                kill_controllers()
+                group.join(_ABANDONED_S)
+                group.error = None  # that its controller was killed is no failure
         if self._mailbox:
             self._mailbox.end()
 

@@ -27,3 +27,29 @@ def test_a_signal_that_is_sent_twice_at_once_is_one(tmp_path: Path, second: sign
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("stopping after this step") == 1
+
+
+CONVERTED = """
+import os, signal, sys
+from multihop.cluster.cli.failures import exit_with, interrupt_on_signals
+
+def work():
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    except KeyboardInterrupt as error:
+        raise TypeError("bad argument") from error
+
+interrupt_on_signals()
+exit_with(work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_that_a_library_turns_into_another_error_is_one(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", CONVERTED, str(int(number))]
+    restored = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **restored)
+    assert (done.returncode, done.stderr) == (
+        75,
+        "\nmultihop: stopped (TypeError: bad argument); rerun the same command to resume\n",
+    )
