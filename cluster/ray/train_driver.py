@@ -189,9 +189,10 @@ class _Training:
         if group.is_alive():
             abandon_ranks()
             if self.stop_file.exists():
+                error = group.error
                 kill_controllers()
                 group.join(_ABANDONED_S)
-                group.error = None  # that its controller was killed is no failure
+                group.error = error  # that its controller was killed is no failure
         if self._mailbox:
             self._mailbox.end()
 

@@ -52,7 +52,7 @@ def _softmax_gradient(  # type: ignore[no-untyped-def]
     IS_SMOOTHED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A row of `softmax_gradient_`."""
+    """Compute the loss of one row and replace its logits by the gradient."""
     number = tl.program_id(0).to(tl.int64)  # with 32 bits the offset of a row would overflow
     row = logits + number * row_stride
     target = tl.load(targets + number)
