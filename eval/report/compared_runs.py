@@ -11,10 +11,9 @@ from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.common.json_lines import Row, read_rows
 from multihop.eval.report.run_metrics import by_step, heldout
-from multihop.eval.statistics.choose import Choice, Setting, choose
+from multihop.eval.statistics.choose import Choice, choose, merged
 from multihop.eval.statistics.read_predictions import RunRow
 from multihop.eval.statistics.verdict import trials_of
-from multihop.eval.tasks.task import UNTRAINED
 from multihop.eval.trials.plan_file import Results, read_results
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
@@ -51,10 +50,17 @@ class ComparedRun:
 
     def trials(self, task: str, init: str) -> list[RunRow]:
         """The trials at the chosen settings; none if the run has no results of this task and initialization."""
-        if self.seeds:
-            by_key = {row["key"]: (run_dir, row) for run in self.seeds for run_dir, row in run.trials(task, init)}
-            return list(by_key.values())
-        return trials_of(self.folder, self.choices.get((task, init)))
+        choice = self.choices.get((task, init))
+        if not self.seeds or choice is None:
+            return trials_of(self.folder, choice)
+        folders = {
+            row["key"]: run.folder
+            for run in self.seeds
+            if (task, init) in run.choices
+            for setting in run.choices[task, init].grid
+            for row in setting.rows
+        }
+        return [(folders[row["key"]], row) for row in choice.chosen.rows]
 
     @property
     def loss_name(self) -> str:
@@ -133,13 +139,14 @@ def _notes(name: str, recipe: dict[str, Any], summary: dict[str, Any], results: 
 def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Merge runs whose names differ only in `-seedN`, where N is the seed of their recipe; keep the others unchanged.
 
-    A merged run is named without the seed. It has the trials of all its runs; everything else is that of the first
-    one. Runs that differ in more than their seed are not merged, nor are fine-tuned ones, whose trials have their own
-    seeds.
+    A merged run is named without the seed. It has the trials of all its runs, at settings that are chosen for all of
+    them together; everything else is that of the first one. Runs that differ in more than their seed are not merged.
     """
     groups: list[list[ComparedRun]] = []
     for run in runs:
-        same = next((group for group in groups if _differ_only_in_seed(group[0], run)), None)
+        seed = run.recipe.get("seed")
+        others = (group for group in groups if all(each.recipe.get("seed") != seed for each in group))
+        same = next((group for group in others if _differ_only_in_seed(group[0], run)), None)
         if same is None:
             groups.append([run])
         else:
@@ -150,12 +157,10 @@ def over_seeds(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 def _differ_only_in_seed(one: ComparedRun, other: ComparedRun) -> bool:
     """Return whether two runs differ only in their training seed, and were tested on the same examples."""
     rows = [{key: choice.chosen.rows[0] for key, choice in run.choices.items()} for run in (one, other)]
-    trained = any(row["kind"] not in UNTRAINED for by_task in rows for row in by_task.values())
     tested = [{key: (row["metric"], row["test_fingerprint"]) for key, row in by_task.items()} for by_task in rows]
     changed = (key for key, _, _ in differences(one.recipe, other.recipe) if key not in ("name", "seed"))
     return (
-        not trained
-        and _without_seed(one) == _without_seed(other)
+        _without_seed(one) == _without_seed(other)
         and tested[0] == tested[1]
         and not any(map(_decides_results, changed))
     )
@@ -176,13 +181,8 @@ def _without_seed(run: ComparedRun) -> str:
 
 def _as_one(name: str, runs: Sequence[ComparedRun]) -> ComparedRun:
     keys = dict.fromkeys(key for run in runs for key in run.choices)
-    one = replace(runs[0], name=name, seeds=tuple(runs))
-    return replace(one, choices={key: _choice_of([row for _, row in one.trials(*key)]) for key in keys})
-
-
-def _choice_of(rows: Sequence[Row]) -> Choice:
-    setting = Setting(rows[0].get("hyperparameters") or {}, tuple(rows), 0)
-    return Choice(setting, (setting,))
+    choices = {key: merged([run.choices[key] for run in runs if key in run.choices]) for key in keys}
+    return replace(runs[0], name=name, seeds=tuple(runs), choices=choices)
 
 
 def comparable(runs: Sequence[ComparedRun]) -> str:

@@ -1,5 +1,6 @@
 """The verdict at the top of a report of several runs: which run is better, by how much, and the limits of that."""
 
+from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
 from statistics import mean, median
@@ -123,25 +124,27 @@ def _detail(each: RunDifference) -> str:
 def _limits(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> list[str]:
     """Return what the verdict is based on and what it does not cover, one sentence each."""
     limits = []
-    seeds = [
-        number
-        for each in differences
-        if each.difference and each.row["kind"] not in UNTRAINED
-        for number in each.difference.seeds
-    ]
-    if seeds:
-        limits.append(f"Each score is over {_range(seeds)} of fine-tuning.")
+    tasks = {each.row["task"] for each in differences if each.difference and each.row["kind"] not in UNTRAINED}
+    seeds = [number for run in runs for task in tasks for number in _fine_tunings(run, task)]
     trained = [max(1, len(run.seeds)) for run in runs]
+    if seeds:
+        each = "Each score" if max(trained) == 1 else "The score of a training seed"
+        limits.append(f"{each} is over {_range(seeds)} of fine-tuning.")
     limits.append(_ONE_SEED if max(trained) == 1 else f"A run was trained with {_range(trained)}.")
     if any(each.outcome == "no significant difference" for each in differences):
         limits.append(_EQUAL)
-    sentence = comparable([each for run in runs for each in run.seeds or (run,)])
-    if sentence:
+    every = [each for run in runs for each in run.seeds or (run,)]
+    if sentence := comparable(every):
         limits.append(sentence)
-    unfinished = [run.name for run in runs if run.summary.get("status", "not started") != "done"]
+    unfinished = [run.name for run in every if run.summary.get("status", "not started") != "done"]
     if unfinished:
         limits.append(f"Not finished yet: {', '.join(unfinished)}.")
     return limits
+
+
+def _fine_tunings(run: ComparedRun, task: str) -> list[int]:
+    """Return the number of fine-tuned models of each pretrained model."""
+    return list(Counter(row.get("checkpoint_sha256") for _, row in run.trials(task, "pretrained")).values())
 
 
 def _scores(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> TemplateContext | None:

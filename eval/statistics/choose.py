@@ -64,9 +64,38 @@ def choose(rows: Sequence[Row]) -> dict[TrialGroup, Choice]:
     choices = {}
     for group, settings in groups.items():
         grid = tuple(_setting(trials) for trials in settings.values())
-        sign = 1 if next(iter(settings.values()))[0]["higher_is_better"] else -1
-        choices[group] = Choice(max(grid, key=lambda setting: _rank(setting, sign)), grid)
+        choices[group] = _best(grid, next(iter(settings.values()))[0])
     return choices
+
+
+def merged(choices: Sequence[Choice]) -> Choice:
+    """Choose as `choose` does among the trials of several pretrained models together.
+
+    Trials of several choices that are the same (from random weights, which are those of all models) count once.
+    """
+    settings: dict[bytes, list[Setting]] = {}
+    for choice in choices:
+        for setting in choice.grid:
+            settings.setdefault(canonical_json(setting.hyperparameters), []).append(setting)
+    grid = tuple(
+        Setting(
+            same[0].hyperparameters,
+            tuple({row["key"]: row for setting in same for row in setting.rows}.values()),
+            sum(setting.failed for setting in same),
+        )
+        for same in settings.values()
+    )
+    return _best(grid, choices[0].chosen.rows[0])
+
+
+def _best(grid: tuple[Setting, ...], row: Row) -> Choice:
+    """Choose among settings.
+
+    Args:
+        row: any trial, for the direction of the metric.
+    """
+    sign = 1 if row["higher_is_better"] else -1
+    return Choice(max(grid, key=lambda setting: _rank(setting, sign)), grid)
 
 
 def _rank(setting: Setting, sign: int) -> tuple[int, float]:

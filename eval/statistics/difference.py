@@ -15,8 +15,10 @@ ones, and is far too confident if two seeds happen to agree. The Behrens-Fisher 
 Student's t variables, each scaled by the standard error of its part. The p-value is never smaller than that of the
 examples alone, which matters where all seeds happen to have the same score.
 
-Measured levels and powers are in docs/evaluation.md. Each side has one pretrained model: the variance over pretraining
-seeds is not covered.
+Where each side is one pretrained model, seeds are those of fine-tuning, and the variance over pretraining seeds is not
+covered. Where a recipe was pretrained with several seeds, these are the seeds, and the score of each is the mean over
+its fine-tuning seeds: pretraining seeds and examples are what the multi-bootstrap resamples, too (Sellam et al. 2022).
+Measured levels and powers are in docs/evaluation.md.
 """
 
 import math
@@ -73,14 +75,19 @@ def difference_of_seeds(first: Sequence[float], second: Sequence[float]) -> Diff
     return _judged(sides, scale, lambda size: max(least, tail(size)), None)
 
 
-def difference_of_examples(metric: str, first: Float, second: Float, key: str) -> Difference:
+def difference_of_examples(
+    metric: str, first: Float, second: Float, key: str, seeds: tuple[Sequence[int], Sequence[int]] | None = None
+) -> Difference:
     """Compute the difference by resampling the examples of both sides together, and from the spread over the seeds.
 
     Args:
         metric: a metric of `multihop.eval.metrics.score`.
-        first, second: float64 (seeds, N, k), `multihop.eval.metrics.score.statistics` of the same N examples.
+        first, second: float64 (trials, N, k), `multihop.eval.metrics.score.statistics` of the same N examples.
         key: seeds the draws: equal keys give equal draws.
+        seeds: for each side the seed of each trial, counted from 0; a seed's score is the mean over its trials.
+            By default each trial is a seed.
     """
+    means = [mean_by_seed(of_side) for of_side in seeds or (range(len(first)), range(len(second)))]
     stacked = np.concatenate([first, second])
     trials, examples, k = stacked.shape
     # Examples with equal statistics are drawn as one: the same distribution, and with accuracies 100 times faster.
@@ -90,18 +97,26 @@ def difference_of_examples(metric: str, first: Float, second: Float, key: str) -
     chunk = max(1, _CELLS_AT_ONCE // len(kinds))
     for start in range(0, RESAMPLES, chunk):
         drawn = random.multinomial(examples, counts / examples, min(chunk, RESAMPLES - start))
-        drawn_values.append(from_sums(metric, (drawn @ kinds).reshape(-1, trials, k)))
-    scale, sides = _scaled(from_sums(metric, first.sum(1)), from_sums(metric, second.sum(1)))
+        scores = np.minimum(from_sums(metric, (drawn @ kinds).reshape(-1, trials, k)), _LARGEST)
+        drawn_values.append(np.hstack([scores[:, : len(first)] @ means[0], scores[:, len(first) :] @ means[1]]))
+    totals = (np.minimum(from_sums(metric, side.sum(1)), _LARGEST) for side in (first, second))
+    scale, sides = _scaled(*(scores @ mean for scores, mean in zip(totals, means, strict=True)))
     if examples < 2:
         return _judged(sides, scale, lambda size: 1.0, examples)
-    resampled = np.minimum(np.concatenate(drawn_values), _LARGEST) / scale
+    resampled = np.concatenate(drawn_values) / scale
     # The variance of a resampled mean is too small by (N - 1) / N.
     covariance = np.cov(resampled, rowvar=False) * examples / (examples - 1)
-    alone, shared = _of_examples(covariance, len(first))
+    alone, shared = _of_examples(covariance, len(sides[0]))
     least = 2.0 ** (1 - examples)  # the exact permutation test, which exchanges the two sides' answers per example
     by_examples = _tail(alone, examples - 1)
     by_both = _tail_of_sum((shared, examples - 1), _of_seeds(sides))
     return _judged(sides, scale, lambda size: max(least, by_examples(size), by_both(size)), examples)
+
+
+def mean_by_seed(seeds: Sequence[int]) -> Float:
+    """Return the matrix (trials, seeds) by which scores of trials are multiplied to get the mean of each seed."""
+    belongs = np.eye(max(seeds) + 1)[list(seeds)]
+    return belongs / belongs.sum(0)
 
 
 def _scaled(first: Float, second: Float) -> tuple[float, tuple[Float, Float]]:
@@ -115,8 +130,8 @@ def _of_examples(covariance: Float, firsts: int) -> tuple[float, float]:
     """Return the standard errors of the difference due to the choice of the examples.
 
     Args:
-        covariance: (trials, trials), covariance of the scores, the first side's before the second's.
-        firsts: number of trials of the first side.
+        covariance: (seeds, seeds), covariance of the scores, the first side's before the second's.
+        firsts: number of seeds of the first side.
 
     Returns:
         The standard error given these seeds, and the part of it that is shared by all seeds.

@@ -14,6 +14,7 @@ from multihop.eval.statistics.difference import (
     difference_of_examples,
     difference_of_seeds,
     holm,
+    mean_by_seed,
 )
 from multihop.eval.statistics.formatting import amount, basis, show
 from multihop.eval.statistics.read_predictions import RunRow, read_statistics
@@ -119,19 +120,29 @@ def trials_of(run_dir: Path, choice: Choice | None) -> list[RunRow]:
 def difference(metric: str, first: Sequence[RunRow], second: Sequence[RunRow]) -> Difference | None:
     """Compare the second trials with the first ones; None if they cannot be compared.
 
-    Examples and seeds are compared if each trial has a file of predictions, else the seeds alone.
+    Examples and seeds are compared if each trial has a file of predictions, else the seeds alone. The seeds are those
+    of fine-tuning, or those of pretraining where a side's trials start from several pretrained models.
 
     Raises:
         UserError: a file of predictions is damaged.
     """
     if not (first and second):
         return None
+    seeds = _seeds_of(first), _seeds_of(second)
     tables = read_statistics(first, second)
     if tables is None:
-        one, other = ([row["value"] for _, row in side] for side in (first, second))
+        values = ([row["value"] for _, row in side] for side in (first, second))
+        one, other = ((each @ mean_by_seed(of_side)).tolist() for each, of_side in zip(values, seeds, strict=True))
         return difference_of_seeds(one, other)
     key = " ".join(str(row["key"]) for _, row in (*first, *second))
-    return difference_of_examples(metric, tables[0], tables[1], key)
+    return difference_of_examples(metric, tables[0], tables[1], key, seeds)
+
+
+def _seeds_of(trials: Sequence[RunRow]) -> list[int]:
+    """Return the number of each trial's seed."""
+    models = [row.get("checkpoint_sha256") for _, row in trials]
+    numbers = {model: number for number, model in enumerate(dict.fromkeys(models))}
+    return [numbers[model] for model in models] if len(numbers) > 1 else list(range(len(trials)))
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,39 @@ def test_runs_that_were_tested_on_other_sentences_are_not_in_the_picture_by_leng
     assert [line[0] for line in _report(runs, tmp_path / "out")[0]["1-10 (2)"]] == ["two"]
 
 
-def test_runs_whose_trials_have_seeds_of_their_own_stay_apart(tmp_path: Path) -> None:
+def _fine_tuned(runs: Path, name: str, seed: int, values: list[float]) -> Path:
+    """Make a run pretrained with `seed`, with a trial and its predictions for each of `values`."""
+    run = with_predictions(runs, f"sizes-seed{seed}-{name}", values, checkpoint_sha256=f"{name}{seed}")
+    recipe = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps({**recipe, "seed": seed}))
+    for path in (run / "eval" / "results.jsonl", run / "eval" / "plan.json"):
+        path.write_text(
+            path.read_text().replace('"pretrained0"', f'"{name}{seed}0"').replace('"pretrained1"', f'"{name}{seed}1"')
+        )
+    for trial in (0, 1):
+        (run / "eval/predictions" / f"pretrained{trial}.json").rename(
+            run / "eval/predictions" / f"{name}{seed}{trial}.json"
+        )
+    return run
+
+
+def test_fine_tuned_models_are_judged_by_the_mean_of_each_training_seed(tmp_path: Path) -> None:
+    scores = {"one": ([0.5, 0.7], [0.6, 0.62], [0.59, 0.6]), "two": ([0.9, 0.8], [0.85, 0.87], [0.84, 0.84])}
+    runs = [
+        _fine_tuned(tmp_path, name, seed, values)
+        for name, of_name in scores.items()
+        for seed, values in enumerate(of_name, start=1)
+    ]
+    found, markdown, _ = _report(runs, tmp_path / "out")
+    assert found["difference to one"] == [
+        ["one", "0.600 [0.500 to 0.700]", ""],
+        ["two", "0.845 [0.800 to 0.900]", "24.8 points [17.4 to 32.3]"],
+    ]
+    assert "The score of a training seed is over 2 seeds of fine-tuning." in markdown
+    assert "A run was trained with 3 seeds." in markdown
+
+
+def test_runs_with_the_same_training_seed_stay_apart(tmp_path: Path) -> None:
     runs = [with_predictions(tmp_path, f"seed1-{name}", [0.6, 0.7]) for name in ("one", "two")]
     runs.append(with_predictions(tmp_path, "one", [0.6, 0.7]))
     found, _, _ = _report(runs, tmp_path / "out")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multihop.eval.statistics.choose import TrialGroup, choose, median_scores
+from multihop.eval.statistics.choose import TrialGroup, choose, median_scores, merged
 
 
 def row(lr: float, seed: int, dev: float | None, init: str = "pretrained", **other: Any) -> dict[str, Any]:
@@ -70,3 +70,23 @@ def test_checkpoints_choose_for_themselves() -> None:
     result = choose(rows)
     chosen = [result[TrialGroup("t", "pretrained", step)].chosen.hyperparameters["lr"] for step in (10, 20)]
     assert chosen == [3e-4, 1e-4]
+
+
+def test_one_setting_is_chosen_for_several_models_together() -> None:
+    """The first model alone would take 3e-4, and the second 1e-4."""
+    devs = {"a": {3e-4: 0.9, 1e-4: 0.8}, "b": {3e-4: 0.1, 1e-4: 0.8}, "c": {3e-4: 0.7, 1e-4: None}}
+    of_models = [
+        choose([row(lr, 0, dev, key=f"{model}{lr}") for lr, dev in by_rate.items()])[TrialGroup("t", "pretrained", 10)]
+        for model, by_rate in devs.items()
+    ]
+    assert [each.chosen.hyperparameters["lr"] for each in of_models] == [3e-4, 1e-4, 3e-4]
+    assert merged(of_models[:2]).chosen.hyperparameters["lr"] == 1e-4
+    together = merged(of_models)
+    assert together.chosen.hyperparameters["lr"] == 3e-4, "a trial at 1e-4 failed"
+    assert [(len(setting.rows), setting.failed) for setting in together.grid] == [(3, 0), (2, 1)]
+
+
+def test_trials_from_random_weights_that_several_runs_share_count_once() -> None:
+    rows = [row(3e-4, seed, 0.5, "random", key=f"random{seed}") for seed in range(3)]
+    shared = choose(rows)[TrialGroup("t", "random", None)]
+    assert merged([shared, shared]) == shared

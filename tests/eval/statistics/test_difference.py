@@ -58,6 +58,23 @@ def test_a_clear_difference_is_found_and_the_interval_has_it() -> None:
     assert result == difference_of_examples("accuracy", first, second, "x"), "the draws depend on the key alone"
 
 
+def test_several_trials_of_a_seed_count_as_one_with_their_mean() -> None:
+    rng = np.random.default_rng(7)
+    hardness = rng.normal(size=200)
+    first, second = (trials(rng, skill, hardness, seeds=6) for skill in (0.5, 0.9))
+    seeds = [0, 0, 1, 2, 2, 2], [0, 1, 1, 2, 3, 3]
+    result = difference_of_examples("accuracy", first, second, "x", seeds)
+    sides = zip((first, second), seeds, strict=True)
+    means = [
+        np.stack([side[[i for i, number in enumerate(of_side) if number == seed]].mean(0) for seed in set(of_side)])
+        for side, of_side in sides
+    ]
+    expected = difference_of_examples("accuracy", *means, key="x")
+    assert result.seeds == (3, 4) and result.estimate == pytest.approx(expected.estimate)
+    # The draws differ, for the examples are grouped by their statistics.
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high), abs=0.01)
+
+
 def test_without_a_spread_over_seeds_the_interval_is_that_of_the_paired_bootstrap() -> None:
     rng = np.random.default_rng(4)
     right = (rng.random((2, 500)) < [[0.7], [0.75]]).astype(np.float64)
