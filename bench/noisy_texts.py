@@ -1,4 +1,4 @@
-"""Make texts with known near duplicates and noise, for recipes/experiments/data.yaml.
+"""Make texts with known near duplicates and noise, for recipes/experiments/data.yaml and the experiments on ModernBERT.
 
     python bench/noisy_texts.py texts/ noisy-texts/
 
@@ -8,6 +8,8 @@
     noisy.jsonl.gz         the same with noise lines in some, near duplicates of some, and documents of noise
     unseen.jsonl           documents that are in neither, to measure perplexity on
     unseen-reviews.yaml    the task that measures it
+    unseen-forty.jsonl     the first 40 of them, for masked models, which take a forward pass for each token
+    unseen-forty.yaml      the task on these
     counts.json            number of documents of each kind: what a filter should find
 
     Random choices depend on the document's text and the seed alone, so that equal texts give equal files.
@@ -41,7 +43,9 @@ _NOISE_LINES = (
     "© 2005 - all rights reserved ...",
 )
 _NOISE_DOCUMENTS = 0.1
-_TASK = "kind: perplexity\ntest: unseen.jsonl\nfields: {text: text}\n"
+_TASKS = {"unseen-reviews.yaml": "unseen.jsonl", "unseen-forty.yaml": "unseen-forty.jsonl"}
+_TASK = "kind: perplexity\ntest: {}\nfields: {{text: text}}\n"
+_FEW = 40
 
 
 def main() -> None:
@@ -61,17 +65,21 @@ def main() -> None:
 def write(texts: Path, out: Path, documents: int, seed: int) -> dict[str, int]:
     """Write the files into `out`; returns the number of documents of each kind."""
     counts: Counter[str] = Counter()
-    (out / "unseen-reviews.yaml").write_text(_TASK)
+    for task, file in _TASKS.items():
+        (out / task).write_text(_TASK.format(file))
     with (
         zipped_lines(out / "clean.jsonl.gz") as clean,
         zipped_lines(out / "noisy.jsonl.gz") as noisy,
         open(out / "unseen.jsonl", "w", encoding="utf-8") as unseen,
+        open(out / "unseen-forty.jsonl", "w", encoding="utf-8") as few,
     ):
         for text in read_texts(texts, documents):
             draw = random.Random(key_of("noisy texts", seed, text))
             if draw.random() < _UNSEEN:
                 counts["unseen documents"] += 1
                 unseen.write(_line(text))
+                if counts["unseen documents"] <= _FEW:
+                    few.write(_line(text))
                 continue
             counts["clean documents"] += 1
             clean.write(_line(text))

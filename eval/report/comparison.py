@@ -228,7 +228,7 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Pi
         "Final held-out loss of each run against a key of the recipe",
         f"The final held-out loss against {x}; of several runs with the same values, the median."
         f"{_cut_note(panels, highest)}",
-        lambda colors: draw_lines(colors, panels, x, log=is_log, highest=highest),
+        lambda colors: draw_lines(colors, panels, x, log_axis=is_log, highest=highest),
     )
 
 

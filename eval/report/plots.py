@@ -6,7 +6,7 @@ page has are returned as SVG.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, log
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ MAX_POINTS = 150
 """Maximum number of points of a line by step: a page with every step of every trial would take megabytes."""
 _MAX_MARKED_POINTS = 12
 _PANELS_PER_ROW = 3
+_NUMBER_SHARE = 0.09
+"""The share of an axis that a tick's number takes."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +171,14 @@ def side_by_side(name: str, alt: str, panels: Mapping[str, Points]) -> str:
 
 
 def draw_lines(
-    colors: Colors, panels: Sequence[Panel], below: str, log: bool = False, highest: float = inf
+    colors: Colors, panels: Sequence[Panel], below: str, log_axis: bool = False, highest: float = inf
 ) -> "Figure":
     """Draw panels below each other, with a line for each label.
 
     Args:
         panels: lines with the same index in several panels have one color; a line without points is not drawn.
         below: title of the horizontal axis.
-        log: the horizontal axis is logarithmic, with a tick at each value.
+        log_axis: the horizontal axis is logarithmic, with a tick at each value.
         highest: upper limit of the vertical axis; what is above it is cut off.
     """
     from matplotlib.ticker import EngFormatter
@@ -188,7 +190,7 @@ def draw_lines(
                 _draw_line(axes, colors, number, label, list(points), list(points.values()))
         if below == "step":
             whole_steps(axes)
-        elif log:
+        elif log_axis:
             _log_axis(axes, sorted({x for _, points in lines for x in points}))
         else:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -288,8 +290,15 @@ def _draw_curve(axes: "Axes", colors: Colors, curve: Curve) -> None:
 
 
 def _log_axis(axes: "Axes", values: Sequence[float]) -> None:
+    """Make the axis logarithmic, with a tick at each value, and its number where there is room for it."""
     axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:,g}" for value in values])
+    labels, room = [f"{values[0]:,g}"], _NUMBER_SHARE * log(values[-1] / values[0])
+    last = values[0]
+    for value in values[1:]:
+        has_room = log(value / last) >= room
+        labels.append(f"{value:,g}" if has_room else "")
+        last = value if has_room else last
+    axes.set_xticks(values, labels)
     axes.minorticks_off()
 
 
