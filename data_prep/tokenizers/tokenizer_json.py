@@ -47,7 +47,10 @@ def _tokenizer_class(tree: dict[str, Any]) -> type[WordPiece] | type[ByteBPE]:
     """
     model, normalizer, cutter = (tree.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
     if model.get("type") == "Unigram":
-        raise UserError("the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model instead")
+        raise UserError(
+            "the tokenizer.json is of SentencePiece's unigram kind; give the SentencePiece .model beside it instead "
+            "(sentencepiece.model in an export of a run)"
+        )
     tokens = _tokens_by_id(
         model.get("vocab", {}) | {each["content"]: each["id"] for each in tree.get("added_tokens", [])}
     )
