@@ -26,7 +26,7 @@ class PackedTokens(Generic[Array]):
     max_seqlen: int
     """The length of the longest sequence."""
     token_type_ids: Array | None = None
-    """int64 (N,): 0 or 1, BERT's segments; None: all 0."""
+    """int64 (N,): 0 or 1, BERT's segments, and 2 for a cls token at the end; None: all 0."""
 
 
 def cumulative_lengths(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:

@@ -175,6 +175,6 @@ def _bounds_path(folder: Path, data: TokenDataset) -> Path:
 def _key(data: TokenDataset, split: str, objective: ObjectiveConfig, seq_len: int, source: int | None) -> int:
     part = () if source is None else (source,)
     isolated = (
-        ("isolated",) if objective.name == "mlm" and objective.isolate_documents else ()
+        ("isolated",) if objective.name in ("mlm", "plm") and objective.isolate_documents else ()
     )  # clm's index does not depend on it
     return key_of("index", data.manifest.fingerprint, split, objective.name, seq_len, *part, *isolated)

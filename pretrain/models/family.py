@@ -27,6 +27,8 @@ class Family:
     """Whether it is an encoder-decoder, trained on pairs of texts; see `EncoderDecoder`."""
     has_token_types: bool = False
     """Whether it has embeddings of token types (BERT's segments)."""
+    cls_last: bool = False
+    """Whether the cls token ends a sequence instead of beginning it, as the only token of its type, 2."""
     pair_separators: int = 1
     """Number of separator tokens between the two texts of a pair in fine-tuning."""
     presets: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.pretrain.models.build import build_model_on_meta
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.families import FAMILIES, family_module
-from multihop.pretrain.models.layers.huggingface_names import Names
+from multihop.pretrain.models.layers.huggingface_names import Names, Stored
 
 _SOURCE_WORD = "source_word.weight"
 
@@ -42,6 +42,8 @@ def to_huggingface(model: ModelConfig, pad: int, weights: Mapping[str, Tensor]) 
         parts = [weights[name] for name in ours]
         if ours[0] in names.row_vectors:
             parts = [part[None] for part in parts]
+        if (stored := _stored(names, ours[0])) is not None:
+            parts = [_to_stored(stored, model, part) for part in parts]
         if names.conv1d and ours[0].startswith("layers."):
             parts = [part.T if part.ndim == 2 else part for part in parts]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, names.concatenation_dim)
@@ -73,11 +75,28 @@ def from_huggingface(
                 tensor = tensor + weights[names.only_token_type].float()
         if ours[0] in names.row_vectors:
             tensor = tensor[0]
+        if (stored := _stored(names, ours[0])) is not None:
+            tensor = _from_stored(stored, tensor, is_vector=ours[0].endswith("bias"))
         parts = tensor.chunk(len(ours), names.concatenation_dim)
         for name, part in zip(ours, parts, strict=True):
             transposed = names.conv1d and name.startswith("layers.") and part.ndim == 2
             converted[name] = part.T if transposed else part
     return converted
+
+
+def _stored(names: Names, name: str) -> Stored | None:
+    blocks, _, in_block = name.partition(".")
+    return names.stored.get(in_block.partition(".")[2] if blocks in names.blocks else name)
+
+
+def _to_stored(stored: Stored, model: ModelConfig, tensor: Tensor) -> Tensor:
+    assert isinstance(model, AttentionConfig)
+    return (tensor.T if stored.transposed else tensor).reshape(stored.sizes(model.hidden, model.heads))
+
+
+def _from_stored(stored: Stored, tensor: Tensor, is_vector: bool) -> Tensor:
+    ours = tensor.flatten() if is_vector else tensor.flatten(1)
+    return ours.T if stored.transposed else ours
 
 
 def _pairs(model: ModelConfig, two_vocabularies: bool) -> dict[str, list[str]]:
@@ -87,9 +106,11 @@ def _pairs(model: ModelConfig, two_vocabularies: bool) -> dict[str, list[str]]:
         module, _, leaf = name.rpartition(".")
         if name in names.modules:
             theirs = names.modules[name]
-        elif module.partition(".")[0] in names.blocks:
-            blocks, layer, part = module.split(".", 2)
-            theirs = f"{names.blocks[blocks].prefix.format(layer)}{names.blocks[blocks].modules[part]}.{leaf}"
+        elif name.partition(".")[0] in names.blocks:
+            blocks, layer, part = name.split(".", 2)
+            modules = names.blocks[blocks].modules
+            inner = modules[part] if part in modules else f"{modules[part.rpartition('.')[0]]}.{leaf}"
+            theirs = f"{names.blocks[blocks].prefix.format(layer)}{inner}"
         else:
             theirs = f"{names.modules[module]}.{leaf}"
         pairs.setdefault(theirs, []).append(name)

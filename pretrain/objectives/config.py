@@ -5,7 +5,7 @@ Nothing in this file imports NumPy or torch: recipes are validated with it.
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,9 @@ OBJECTIVES = {
     "mlm+nsp": ObjectiveNeeds("mlm", _MASKED, _MASKING, reads_all_shards="draws second segments from all documents"),
     "mlm+sop": ObjectiveNeeds("mlm", _MASKED, _MASKING),
     "mlm": ObjectiveNeeds("mlm", _MASKED, _MASKING | {"isolate_documents"}),
+    "plm": ObjectiveNeeds(
+        "plm", _MASKED, frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents"})
+    ),
     "clm": ObjectiveNeeds("clm", frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
     "translation": ObjectiveNeeds(
         "translation",
@@ -60,14 +63,14 @@ def objectives_with(key: str) -> list[str]:
 class ObjectiveConfig(Section):
     """The training objective: what the model learns to predict."""
 
-    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
-        "mlm+nsp"
-    )
+    name: Annotated[
+        Literal["mlm+nsp", "mlm+sop", "mlm", "plm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY
+    ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
-    masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
+    masked tokens of full sentences; plm: tokens of full sentences in a random order (Yang et al. 2019); clm: the next token; translation: the target of each pair. The default depends on
     model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
-    """Share of a sequence's tokens that are predicted under mlm."""
+    """Share of a sequence's tokens that are predicted under mlm and plm; default under plm 1/6, as published."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
     """Maximum number of predicted tokens per sequence; null: as many as mask_rate gives."""
     masking: Annotated[Literal["tokens", "words", "spans", "ngrams"], ORDER | MEMORY] = "tokens"
@@ -77,10 +80,16 @@ class ObjectiveConfig(Section):
     """Number of different masks per sample, which the epochs use in turn (10 in the original BERT); null: a new mask in
     each epoch."""
     isolate_documents: Annotated[bool, ORDER | MEMORY] = False
-    """mlm, clm: tokens attend only to tokens of the same document. Short documents still share a sample."""
+    """mlm, plm, clm: tokens attend only to tokens of the same document. Short documents still share a sample."""
     label_smoothing: Annotated[float, UPDATES] = Field(default=0.1, ge=0.0, lt=1.0)
     """translation: share of the target distribution that is spread evenly over the vocabulary (Szegedy et al. 2016,
     section 7; 0.1 in Vaswani et al. 2017). Held-out losses are measured without it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_mask_rate(cls, content: Any) -> Any:
+        is_permuted = isinstance(content, dict) and content.get("name") == "plm"
+        return {"mask_rate": 1 / 6, **content} if is_permuted else content
 
     @model_validator(mode="after")
     def _check_isolate_documents(self) -> "ObjectiveConfig":

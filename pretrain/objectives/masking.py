@@ -47,17 +47,16 @@ def mask_tokens(
     specials = sorted(tokenizer.special_ids.values())
     lengths = np.diff(cu_seqlens)
     maskable = ~np.isin(input_ids, specials)
-    budgets = np.maximum(1, np.rint(objective.mask_rate * lengths)).astype(np.int64)
-    if objective.max_predictions is not None:
-        budgets = np.minimum(budgets, objective.max_predictions)
-    budgets = np.minimum(budgets, np.add.reduceat(maskable, cu_seqlens[:-1], dtype=np.int64))
+    budgets = np.minimum(prediction_budgets(lengths, objective), np.add.reduceat(maskable, cu_seqlens[:-1], dtype=np.int64))
 
     counters, token_keys = offsets.astype(np.uint64), np.repeat(keys, lengths)
     if objective.masking == "tokens":
         chosen = _choose_tokens(maskable, cu_seqlens, random_bits(token_keys, counters), budgets)
     else:
         starts = word_start_flags(tokenizer)[input_ids]
-        chosen = _choose_words(maskable, cu_seqlens, starts, token_keys, counters, budgets, objective.masking)
+        shares = {"spans": SPAN_SHARES, "ngrams": NGRAM_SHARES}.get(objective.masking)
+        overlap = objective.masking == "spans"
+        chosen = choose_spans(maskable, cu_seqlens, starts, token_keys, counters, budgets, shares, overlap)
 
     at = np.flatnonzero(chosen)
     keys_at, counters_at = token_keys[at], counters[at]
@@ -73,6 +72,12 @@ def mask_tokens(
     return masked, at, original
 
 
+def prediction_budgets(lengths: NDArray[np.int64], objective: ObjectiveConfig) -> NDArray[np.int64]:
+    """int64 (S,): the number of predictions in sequences of these lengths, special tokens included."""
+    budgets = np.maximum(1, np.rint(objective.mask_rate * lengths)).astype(np.int64)
+    return budgets if objective.max_predictions is None else np.minimum(budgets, objective.max_predictions)
+
+
 def _choose_tokens(
     maskable: NDArray[np.bool_], cu_seqlens: NDArray[np.int64], ranks: UInt64, budgets: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
@@ -86,16 +91,29 @@ def _choose_tokens(
     return maskable & (ranks <= np.repeat(highest, lengths))
 
 
-def _choose_words(
+def choose_spans(
     maskable: NDArray[np.bool_],
     cu_seqlens: NDArray[np.int64],
     starts: NDArray[np.bool_],
     token_keys: UInt64,
     counters: UInt64,
     budgets: NDArray[np.int64],
-    masking: str,
+    shares: NDArray[np.float64] | None,
+    overlap: bool,
 ) -> NDArray[np.bool_]:
-    """Choose whole words in random order, each with the following words of its span or n-gram, up to the budget."""
+    """Choose whole words in random order, each with the following words of its span, up to each sequence's budget.
+
+    Args:
+        maskable: bool (N,), the tokens that may be chosen.
+        starts: bool (N,), whether each token begins a word.
+        token_keys, counters: uint64 (N,), what each token's random numbers depend on.
+        shares: the probabilities of spans of 1, 2, … words; None: single words.
+        overlap: as in `_take_words`. If so, a span ends where the text ends; if not, the shares of spans that are too
+            long for the text go to shorter ones.
+
+    Returns:
+        bool (N,).
+    """
     follows = np.concatenate([[False], maskable[:-1]])
     follows[cu_seqlens[:-1]] = False
     begins = maskable & (starts | ~follows)
@@ -106,22 +124,20 @@ def _choose_words(
     sequence = np.searchsorted(cu_seqlens, first, side="right") - 1
     order = np.lexsort([random_bits(token_keys[first], counters[first]), sequence]).tolist()
 
-    if masking == "words":
+    if shares is None:
         reach = np.ones(len(first), np.int64)
     else:
         run_ends = np.flatnonzero(np.append(~follows[first[1:]], True))  # the last word of each run of adjacent words
         left = run_ends[np.searchsorted(run_ends, np.arange(len(first)))] - np.arange(len(first)) + 1
         drawn = uniform(random_bits(token_keys[first] ^ np.uint64(3), counters[first]))
-        if masking == "spans":
-            reach = np.minimum(1 + np.searchsorted(np.cumsum(SPAN_SHARES)[:-1], drawn, side="right"), left)
-        else:  # the shares of n-grams that are too long for the text go to the shorter ones
-            shares = np.cumsum(NGRAM_SHARES)
-            drawn *= shares[np.minimum(left, len(shares)) - 1]
-            reach = 1 + np.searchsorted(shares[:-1], drawn, side="right")
+        bounds = np.cumsum(shares)
+        if not overlap:
+            drawn *= bounds[np.minimum(left, len(bounds)) - 1]
+        reach = np.minimum(1 + np.searchsorted(bounds[:-1], drawn, side="right"), left)
 
     taken = np.zeros(len(first), bool)
     _take_words(taken.data, order, np.searchsorted(sequence, np.arange(len(cu_seqlens))).tolist(), sizes.tolist(),
-                reach.tolist(), budgets.tolist(), overlap=masking == "spans")  # fmt: skip
+                reach.tolist(), budgets.tolist(), overlap)  # fmt: skip
     return maskable & taken[np.cumsum(begins) - 1]
 
 

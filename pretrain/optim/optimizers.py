@@ -27,9 +27,10 @@ def moments_of(config: OptimizerConfig, name: str, shape: tuple[int, ...]) -> tu
 
 
 def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon updates a parameter: a matrix of a layer, and not an embedding, such as that of distances."""
+    """Whether Muon updates a parameter: a matrix of a layer, and not an embedding of distances or segments."""
     in_layer = re.match(r"\w+\.\d+\.", name) is not None
-    return in_layer and len(shape) == 2 and min(shape) > 1 and not name.endswith("distance.weight")
+    is_embedding = name.endswith(("distance.weight", "segment.weight"))
+    return in_layer and len(shape) == 2 and min(shape) > 1 and not is_embedding
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

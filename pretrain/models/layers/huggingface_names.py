@@ -1,7 +1,7 @@
 """The names of a family's parts in transformers: the dataclass `Names`, and values that families share."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,22 @@ class Blocks:
     prefix: str
     """A block's prefix in transformers, with {} for its number; without {}, all layers share one block."""
     modules: dict[str, str]
-    """Module in a block -> its name in transformers."""
+    """Module or parameter in a block -> its name in transformers."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How transformers stores a parameter that has another shape there."""
+
+    shape: tuple[int | Literal["hidden", "heads", "width"], ...]
+    """Its sizes there, as numbers or as those of the model; width is that of a head."""
+    transposed: bool = False
+    """Whether our matrix is transposed first."""
+
+    def sizes(self, hidden: int, heads: int) -> list[int]:
+        """The shape for a model."""
+        of_model = {"hidden": hidden, "heads": heads, "width": hidden // heads}
+        return [size if isinstance(size, int) else of_model[size] for size in self.shape]
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,8 @@ class Names:
     """Fields of `model` -> the values that the transformers class supports."""
     repeated: dict[str, str] = field(default_factory=dict)
     """Key in config.json -> another key that must have the same value."""
+    stored: dict[str, Stored] = field(default_factory=dict)
+    """Parameter, by its name in a block or outside of them -> its shape in transformers, where that is another."""
     row_vectors: tuple[str, ...] = ()
     """Our vectors that are stored as matrices with one row."""
     sinusoids: tuple[str, ...] = ()
