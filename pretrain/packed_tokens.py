@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = TypeVar("Array")
+CLS_TYPE = 2
+"""The token type of a cls token that ends a sequence."""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,9 @@ def export_checkpoint(location: str, out: Path, step: int | None = None) -> Expo
             source, *target = [(folder / each.file, each) for each in data.tokenizers]
             export_marian_tokenizers(source, target[0] if target else None, model.max_positions, temporary)
         else:
-            export_tokenizer(folder / info.file, info, family.has_token_types, model.max_positions, temporary)
+            export_tokenizer(
+                folder / info.file, info, family.has_token_types, model.max_positions, temporary, family.cls_last
+            )
         size = info.vocab_size
         export_model(checkpoint.location, model, size, info.special_ids, temporary, data.source_vocab_size)
     return Exported(checkpoint.location, checkpoint.manifest.step, model, checkpoint.skipped)

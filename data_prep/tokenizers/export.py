@@ -44,23 +44,27 @@ _ROLES = {
 }  # fmt: skip
 
 
-def export_tokenizer(model: Path, info: TokenizerInfo, has_token_types: bool, max_positions: int, out: Path) -> None:
+def export_tokenizer(
+    model: Path, info: TokenizerInfo, has_token_types: bool, max_positions: int, out: Path, cls_last: bool = False
+) -> None:
     """Write OUT/tokenizer.json and OUT/tokenizer_config.json, and a SentencePiece model also as it is, for ourselves:
     OUT/sentencepiece.model.
 
     With the special tokens pad, unk, cls, sep and mask a text becomes `[CLS] text [SEP]` and a pair
-    `[CLS] text [SEP] other [SEP]`; with end and unk nothing is added.
+    `[CLS] text [SEP] other [SEP]`, or with `cls_last` `text [SEP] [CLS]` and `text [SEP] other [SEP] [CLS]`; with end
+    and unk nothing is added.
 
     Args:
         model: the file that `info` describes.
         has_token_types: whether the second text of a pair has token type 1; False: the model has no token types.
         max_positions: the model's maximum sequence length, in tokens.
+        cls_last: whether [CLS] comes last, with token type 2.
 
     Raises:
         UserError: the model was not trained by `multihop prep` and splits or normalizes differently.
     """
     content = model.read_bytes()
-    tokenizer = build_tokenizer(content, info.special_ids, has_token_types)
+    tokenizer = build_tokenizer(content, info.special_ids, has_token_types, cls_last)
     tokens = {name: tokenizer.id_to_token(number) for name, number in info.special_ids.items()}
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if has_token_types else ["input_ids", "attention_mask"]
     config = {
@@ -76,7 +80,9 @@ def export_tokenizer(model: Path, info: TokenizerInfo, has_token_types: bool, ma
         write_atomically(out / EXPORTED_MODEL, content)
 
 
-def build_tokenizer(model: bytes, special_ids: dict[str, int], has_token_types: bool) -> "Tokenizer":
+def build_tokenizer(
+    model: bytes, special_ids: dict[str, int], has_token_types: bool, cls_last: bool = False
+) -> "Tokenizer":
     """Build a library tokenizer from the bytes of a data set's tokenizer."""
     from tokenizers import Tokenizer, processors
 
@@ -89,9 +95,10 @@ def build_tokenizer(model: bytes, special_ids: dict[str, int], has_token_types: 
     names = {name: tokenizer.id_to_token(number) for name, number in special_ids.items()}
     if "cls" in special_ids:
         cls, sep = names["cls"], names["sep"]
+        before, after = ("", f" {cls}:2") if cls_last else (f"{cls}:0 ", "")
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:{int(has_token_types)} {sep}:{int(has_token_types)}",
+            single=f"{before}$A:0 {sep}:0{after}",
+            pair=f"{before}$A:0 {sep}:0 $B:{int(has_token_types)} {sep}:{int(has_token_types)}{after}",
             special_tokens=[(cls, special_ids["cls"]), (sep, special_ids["sep"])],
         )
     return tokenizer

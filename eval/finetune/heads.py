@@ -1,6 +1,5 @@
 """A pretrained encoder with a new head for a task, and the layers between a frozen encoder and its head."""
 
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -11,6 +10,7 @@ from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Pooling
 from multihop.eval.finetune.templates import DELIMITERS
 from multihop.eval.inference.embed import means
+from multihop.eval.model.token_types import with_token_types
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
@@ -98,7 +98,7 @@ class TaskModel(nn.Module):
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
-        self.kind, self.has_token_types = task.kind, family.has_token_types
+        self.kind, self.family = task.kind, family
         self.pooling = family.pooling if pooling == "family" else pooling
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
@@ -123,8 +123,7 @@ class TaskModel(nn.Module):
             float (E, classes), (E, 1) for regression, (W, labels) for tagging, (N, 2) for spans: start and end; for a
             choice (E, choices), -inf where an example has fewer.
         """
-        if not self.has_token_types:
-            packed = replace(packed, token_type_ids=None)
+        packed = with_token_types(self.family, packed)
         if self.features is not None:
             state = self._read(self.features, packed, words)
         else:

@@ -62,7 +62,7 @@ def span_inputs(
     tokenizer: Tokenizer,
     tokenizer_sha256: str,
     template: Template,
-    causal: bool,
+    null_last: bool,
     settings: TrialSettings,
 ) -> SpanInputs:
     """Return the encoded questions, from the cache; they are encoded if the cache lacks them.
@@ -70,7 +70,7 @@ def span_inputs(
     Args:
         load: reads the task's files.
         fingerprint: the fingerprint of the task that `load` returns.
-        causal: whether a token sees only those before it: no answer is then at the last token.
+        null_last: as in `windows`.
 
     Raises:
         UserError: `settings.seq_len` leaves no room for context.
@@ -78,8 +78,8 @@ def span_inputs(
     names = {"seq_len", "stride", "max_examples", "max_dev_examples", "report_on"}
     chosen = settings.model_dump(mode="json", include=names)
     folder = cached_folder(
-        ["spans", _FORMAT, fingerprint, tokenizer_sha256, asdict(template), causal, chosen],
-        lambda new: _make(new, load(), tokenizer, template, causal, settings),
+        ["spans", _FORMAT, fingerprint, tokenizer_sha256, asdict(template), null_last, chosen],
+        lambda new: _make(new, load(), tokenizer, template, null_last, settings),
     )
     content = json.loads((folder / _TASK).read_text())
     return SpanInputs(
@@ -108,12 +108,12 @@ def encoded(cut: Sequence[Window]) -> Encoded:
 
 
 def _make(
-    folder: Path, task: Task, tokenizer: Tokenizer, template: Template, causal: bool, settings: TrialSettings
+    folder: Path, task: Task, tokenizer: Tokenizer, template: Template, null_last: bool, settings: TrialSettings
 ) -> None:
     sets, reported_on = selected(task, settings)
     assert set(sets) == set(_SETS)
     for name, examples in sets.items():
-        cut = windows(examples, tokenizer, template, causal, settings.seq_len, settings.stride)
+        cut = windows(examples, tokenizer, template, null_last, settings.seq_len, settings.stride)
         encoded(cut).save(folder / name)
         if name in _ANSWERED:
             _save(folder / name, examples, cut)

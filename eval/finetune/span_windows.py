@@ -45,7 +45,7 @@ def windows(
     examples: Sequence[Example],
     tokenizer: Tokenizer,
     template: Template,
-    causal: bool,
+    null_last: bool,
     seq_len: int,
     stride: int = 128,
     max_question: int = 64,
@@ -53,7 +53,8 @@ def windows(
     """Return the windows of each example, in the order of the examples and of their contexts.
 
     Args:
-        causal: the null position is the last token, which sees all others; otherwise it is the first one.
+        null_last: whether the null position is the last token, as in a causal model, where it sees all others, or
+            where it is the cls token; otherwise it is the first one.
         seq_len: maximum length of a window in tokens, with the template.
         stride: tokens of the context from the start of a window to the start of the next one; at most half of the
             context's tokens in a window, so that any answer of at most that length lies within a window.
@@ -85,7 +86,7 @@ def windows(
         first, last = _answer(example, context)
         for number, (begin, behind) in enumerate(parts):
             ids = np.concatenate([head, context.ids[begin:behind], template.after]).astype(np.int64)
-            null = len(ids) - 1 if causal else 0
+            null = len(ids) - 1 if null_last else 0
             inside = begin <= first <= last < behind
             cut.append(
                 Window(

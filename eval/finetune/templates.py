@@ -30,7 +30,8 @@ class Template:
 def template_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Template:
     """Return the template of a family (`model.family`), as tokenizers' TemplateProcessing has them.
 
-    BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>. Causal
+    BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>.
+    XLNet: a <sep> b <sep> <cls> (Yang et al. 2019, in the published code). Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
     with ids from `vocab_size` on. They have to be learned, so a frozen causal model reads its end-of-text token
     instead, which pretraining has seen.
@@ -54,6 +55,6 @@ def template_of(family: str, special_ids: dict[str, int], vocab_size: int, froze
             f"one has {', '.join(sorted(special_ids))}; give the tokenizer that the model was trained with"
         )
     separator = special_ids["sep"]
-    return Template(
-        (special_ids["cls"],), (separator,) * declared.pair_separators, (separator,), special_ids.get("unk", separator)
-    )
+    cls, between = special_ids["cls"], (separator,) * declared.pair_separators
+    before, after = ((), (separator, cls)) if declared.cls_last else ((cls,), (separator,))
+    return Template(before, between, after, special_ids.get("unk", separator))

@@ -9,6 +9,7 @@ from torch import Tensor
 from multihop.common.errors import UserError
 from multihop.eval.config import Pooling
 from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.model.token_types import with_token_types
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
 
@@ -60,7 +61,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
             raise NoTokensError(number, text)
     sequences = [trained.add_special_tokens(ids[:limit]) for ids in encoded]
     lengths = [len(ids) for ids in sequences]
-    packed = packed_to_device(pack_sequences(sequences), trained.device)
+    packed = with_token_types(trained.family, packed_to_device(pack_sequences(sequences), trained.device))
     cu_seqlens = packed.cu_seqlens
     if pooling == "mean":
         vectors = means(model.encode(packed), cu_seqlens)

@@ -9,6 +9,7 @@ import torch
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import encode_masked
 from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.model.token_types import with_token_types
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
 
@@ -47,8 +48,8 @@ def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> li
     encoded = [_encode(trained, text) for text in texts]
     ids = np.concatenate(encoded)
     at = torch.from_numpy(np.flatnonzero(ids == trained.special_ids["mask"])).to(trained.device)
-    packed = packed_to_device(pack_sequences(encoded), trained.device)
-    probabilities = trained.model.lm_head(trained.model.encode(packed, token_indices=at)).softmax(-1)
+    packed = with_token_types(trained.family, packed_to_device(pack_sequences(encoded), trained.device))
+    probabilities = trained.model.lm_head(trained.model.encode_masked(packed, at, at)).softmax(-1)
     known = probabilities[:, : trained.tokenizer.vocab_size]  # a published model may have rows without a token
     best = known.topk(min(candidates, known.shape[1]))
     rows = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))

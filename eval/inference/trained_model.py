@@ -58,7 +58,10 @@ class TrainedModel:
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
-        return ids if self.family.causal else [self.special_ids["cls"], *ids, self.special_ids["sep"]]
+        if self.family.causal:
+            return ids
+        cls, sep = self.special_ids["cls"], self.special_ids["sep"]
+        return [*ids, sep, cls] if self.family.cls_last else [cls, *ids, sep]
 
     @cached_property
     def packed_weights(self) -> PackedWeights:

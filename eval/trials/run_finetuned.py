@@ -32,7 +32,8 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Run a trial of classification, regression, tagging or choice; returns its fields of the row, and its
     predictions."""
     settings = TrialSettings.model_validate(trial.settings)
-    inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs)
+    both_orders = FAMILIES[trial.model["family"]].causal
+    inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs, both_orders)
     model = _with_head(trial, inputs.task, settings)
     result = finetune_labeled(model, inputs.task, inputs.sets, settings, trial.seed)
     special = set(info.special_ids.values())
@@ -50,7 +51,8 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
 def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Run a trial of answer spans; returns its fields of the row, and its predictions."""
     settings = TrialSettings.model_validate(trial.settings)
-    inputs, _, _ = _read_inputs(trial, settings, span_inputs)
+    family = FAMILIES[trial.model["family"]]
+    inputs, _, _ = _read_inputs(trial, settings, span_inputs, family.causal or family.cls_last)
     model = _with_head(trial, inputs.task, settings)
     result = finetune_spans(model, inputs, settings, trial.seed)
     row = _row(result.value, result.other_metrics, result.history, inputs.sizes, inputs.reported_on)
@@ -61,9 +63,13 @@ _Inputs = TypeVar("_Inputs")
 
 
 def _read_inputs(
-    trial: Trial, settings: TrialSettings, read: Callable[..., _Inputs]
+    trial: Trial, settings: TrialSettings, read: Callable[..., _Inputs], of_family: bool
 ) -> tuple[_Inputs, Tokenizer, TokenizerInfo]:
-    """Return the encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer."""
+    """Return the encoded examples of the trial's task, by `task_inputs` or `span_inputs`, and the tokenizer.
+
+    Args:
+        of_family: the argument that depends on the family: `both_orders`, or `null_last`.
+    """
     [(tokenizer, info)] = trial_tokenizers(trial)
     family = trial.model["family"]
     inputs = read(
@@ -72,7 +78,7 @@ def _read_inputs(
         tokenizer,
         info.sha256,
         template_of(family, info.special_ids, trial.vocab_size, settings.features is not None),
-        FAMILIES[family].causal,
+        of_family,
         settings,
     )
     return inputs, tokenizer, info

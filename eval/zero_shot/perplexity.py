@@ -94,7 +94,10 @@ def evaluate_perplexity(
         queries = chain.from_iterable(windows(np.concatenate([end, ids]), seq_len, stride) for ids in documents)
     else:
         starts = np.array([tokenizer.begins_word(i) for i in range(tokenizer.vocab_size)])
-        queries = chain.from_iterable(masked_windows(ids, starts[ids], special_ids, seq_len) for ids in documents)
+        cls_last = FAMILIES[model.config.family].cls_last
+        queries = chain.from_iterable(
+            masked_windows(ids, starts[ids], special_ids, seq_len, cls_last) for ids in documents
+        )
     answers = predict(model, queries, batch_tokens)
     losses = -np.concatenate([each.log_probabilities for each in answers])
     of_blocks = np.stack([np.bincount(block_of, losses, len(encoded)), np.array(text.words, np.float64)], axis=1)

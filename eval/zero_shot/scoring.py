@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
+from multihop.eval.model.token_types import with_token_types
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
@@ -37,6 +38,8 @@ class Query:
     """(M,): the tokens to predict at these positions."""
     excluded: Sequence[Collection[int]] = ()
     """The tokens that greedy decoding may not choose, for each target; empty: none for any."""
+    masked: Ids | None = None
+    """(K,): the positions of mask tokens, `at` among them; None: the model is causal."""
 
 
 class Prediction(NamedTuple):
@@ -139,7 +142,8 @@ def pseudo_log_likelihoods(
 
     def queries(index: int) -> Iterator[Query]:
         ids = np.array(sentences[index], np.int64)
-        return masked_windows(ids, np.ones(len(ids), bool), special_ids, max(1, len(ids)) + 2)
+        starts = np.ones(len(ids), bool)
+        return masked_windows(ids, starts, special_ids, max(1, len(ids)) + 2, FAMILIES[model.config.family].cls_last)
 
     by_length = _longest_first(list(map(len, sentences)))
     answers = predict(model, chain.from_iterable(map(queries, by_length)), batch_tokens)
@@ -171,12 +175,17 @@ def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
     at = np.concatenate([query.at + start for query, start in zip(batch, starts, strict=True)])
     targets = np.concatenate([query.targets for query in batch])
     excluded = list(chain.from_iterable(query.excluded or [()] * len(query.targets) for query in batch))
-    packed = pack_sequences([query.ids for query in batch])
+    masked = [query.masked + start for query, start in zip(batch, starts, strict=True) if query.masked is not None]
     rows = max(1, _LOGITS_AT_ONCE // model.word.num_embeddings)
     log_probabilities, greedy = [], []
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden = model.encode(packed_to_device(packed, device), token_indices=torch.from_numpy(at).to(device))
+        packed = packed_to_device(pack_sequences([query.ids for query in batch]), device)
+        packed, indices = with_token_types(FAMILIES[model.config.family], packed), torch.from_numpy(at).to(device)
+        if masked:
+            hidden = model.encode_masked(packed, torch.from_numpy(np.concatenate(masked)).to(device), indices)
+        else:
+            hidden = model.encode(packed, token_indices=indices)
         wanted = torch.from_numpy(targets).to(device)[:, None]
         for first in range(0, len(at), rows):
             part = slice(first, first + rows)
@@ -252,7 +261,7 @@ def windows(tokens: Ids, seq_len: int, stride: int) -> Iterator[Query]:
 
 
 def masked_windows(
-    tokens: Ids, starts: NDArray[np.bool_], special_ids: dict[str, int], seq_len: int
+    tokens: Ids, starts: NDArray[np.bool_], special_ids: dict[str, int], seq_len: int, cls_last: bool
 ) -> Iterator[Query]:
     """Mask each token of a text in turn, with the rest of its word, which would give it away (Kauf and Ivanova 2023,
     PLL-word-l2r), in a window that has it in the middle.
@@ -261,16 +270,20 @@ def masked_windows(
         tokens: int64 (T,), without [CLS] and [SEP], which are put around each window.
         starts: bool (T,), whether each token begins a word.
         seq_len: tokens of a window, [CLS] and [SEP] included; at least 3.
+        cls_last: whether a window ends with [SEP] [CLS], as `Family.cls_last`.
     """
     width = seq_len - 2
     assert width >= 1
+    cls, sep = [special_ids["cls"]], [special_ids["sep"]]
+    before, after = ([], sep + cls) if cls_last else (cls, sep)
     ends = np.flatnonzero(np.append(starts[1:], True)) + 1
     end_of = ends[np.searchsorted(ends, np.arange(len(tokens)), side="right")] if len(tokens) else ends
     for at in range(len(tokens)):
         first = max(0, min(at - width // 2, len(tokens) - width))
-        ids = np.concatenate([[special_ids["cls"]], tokens[first : first + width], [special_ids["sep"]]])
-        ids[at - first + 1 : min(end_of[at], first + width) - first + 1] = special_ids["mask"]
-        yield Query(ids, np.array([at - first + 1]), tokens[at : at + 1])
+        ids = np.concatenate([before, tokens[first : first + width], after]).astype(np.int64)
+        masked = np.arange(at, min(end_of[at], first + width)) - first + len(before)
+        ids[masked] = special_ids["mask"]
+        yield Query(ids, masked[:1], tokens[at : at + 1], masked=masked)
 
 
 @dataclass(frozen=True)

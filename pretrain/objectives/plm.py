@@ -19,13 +19,11 @@ from multihop.pretrain.objectives.mlm import DOCUMENT_COLUMNS as DOCUMENT_COLUMN
 from multihop.pretrain.objectives.mlm import sample_count as sample_count
 from multihop.pretrain.objectives.mlm import sample_rows as sample_rows
 from multihop.pretrain.objectives.mlm import spans as spans
-from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
+from multihop.pretrain.packed_tokens import CLS_TYPE, cumulative_lengths, pack, positions_in
 
 SPAN_SHARES = 1 / np.arange(1, 6)
 SPAN_SHARES /= SPAN_SHARES.sum()
 """Probabilities of predicted spans of 1 to 5 tokens, as in the published code (section 2.6 gives no distribution)."""
-CLS_TYPE = 2
-"""The token type of [CLS], in pretraining and fine-tuning."""
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:

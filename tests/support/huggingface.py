@@ -97,6 +97,12 @@ def theirs_of(
             },
             pad_token_id=pad, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
         )  # fmt: skip
+    elif config.family == "xlnet":
+        made = transformers.XLNetConfig(
+            vocab_size=vocab_size, d_model=config.hidden, n_layer=config.layers, n_head=config.heads,
+            d_inner=config.intermediate, mem_len=None, dropout=0.0, pad_token_id=pad,
+        )  # fmt: skip
+        made.max_positions = config.max_positions  # of ours: theirs has no limit
     elif config.family in ("gpt", "gpt2"):
         made = {"gpt": transformers.OpenAIGPTConfig, "gpt2": transformers.GPT2Config}[config.family](
             vocab_size=vocab_size, n_embd=config.hidden, n_layer=config.layers, n_head=config.heads,
@@ -153,7 +159,10 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
     token_type_ids = None
     theirs = {"input_ids": padded(ids, pad), "attention_mask": real.long()}
     if family in ENCODERS:
-        asked = np.sort(rng.choice(tokens, max(1, tokens // 6), replace=False))
+        candidates = np.arange(tokens)
+        if family == "xlnet":  # a query that sees no token sees all in transformers, its own too
+            candidates = np.setdiff1d(candidates, cumulative_lengths(lengths))
+        asked = np.sort(rng.choice(candidates, max(1, tokens // 6), replace=False))
         inputs |= {"masked_positions": asked, "labels": rng.integers(5, VOCABULARY, len(asked))}
         labels = np.full(tokens, -100)
         labels[asked] = inputs["labels"]
@@ -161,7 +170,8 @@ def some_text(family: str, lengths: list[int], pad: int, seed: int = 0) -> Text:
         labels = inputs["labels"] = rng.integers(5, VOCABULARY, tokens)
     if AT_HUGGING_FACE[family].has_token_types:
         token_type_ids = np.concatenate([np.arange(n) >= max(1, n // 3) for n in lengths]).astype(np.int64)
-        inputs["is_random_next" if family == "bert" else "is_swapped"] = rng.integers(0, 2, len(lengths))
+        if family != "xlnet":
+            inputs["is_random_next" if family == "bert" else "is_swapped"] = rng.integers(0, 2, len(lengths))
         theirs["token_type_ids"] = padded(token_type_ids, 0)
     inputs["packed"] = pack(ids, cumulative_lengths(lengths), token_type_ids)
     return Text(to_device(inputs, torch.device("cpu")), theirs, real, padded(labels, -100))
@@ -187,7 +197,7 @@ def our_answers(model: Any, text: Text) -> dict[str, Tensor]:
     sums = model(**text.inputs)
     answers = {
         "words": model.lm_head(hidden),
-        "word loss": sums["clm" if "clm" in sums else "mlm"] / (text.labels >= 0).sum(),
+        "word loss": sums[next(name for name in ("clm", "mlm", "plm") if name in sums)] / (text.labels >= 0).sum(),
     }
     first = hidden[text.inputs["packed"].cu_seqlens[:-1]]
     if model.config.family == "bert":
@@ -207,6 +217,12 @@ def their_answers(model: Any, text: Text) -> dict[str, Tensor]:
     if family in ("roberta", "modernbert"):
         out = model(**text.padded, labels=text.labels)
         return {"words": out.logits[text.real], "word loss": out.loss}
+    if family == "xlnet":  # the logits are those of the content stream, the loss is that of the query stream
+        length = text.labels.shape[1]
+        hidden = (text.labels >= 0).to(model.dtype)[:, None].expand(-1, length, -1)
+        each = torch.eye(length).to(hidden).expand(len(hidden), -1, -1)
+        loss = model(**text.padded, perm_mask=hidden, target_mapping=each, labels=text.labels).loss
+        return {"words": model(**text.padded).logits[text.real], "word loss": loss}
     key = "is_random_next" if family == "bert" else "is_swapped"
     pair_key = "next_sentence_label" if family == "bert" else "sentence_order_label"
     out = model(**text.padded, labels=text.labels, **{pair_key: text.inputs[key]})

@@ -43,7 +43,7 @@ def test_a_text_stands_between_the_special_tokens_and_is_cut_to_the_length(bert_
 def test_each_family_reads_a_pair_as_it_was_published(bert_data: Path, gpt2_data: Path) -> None:
     special = open_dataset(bert_data).manifest.tokenizer.special_ids
     vocab_size = open_dataset(gpt2_data).manifest.tokenizer.vocab_size
-    between = {"bert": 1, "albert": 1, "roberta": 2, "modernbert": 1}
+    between = {"bert": 1, "albert": 1, "roberta": 2, "modernbert": 1, "xlnet": 1}
     for family in TEXT_FAMILIES:
         tokenizer, template = _open(gpt2_data if TEXT_FAMILIES[family].causal else bert_data, family)
         first, second = (tokenizer.encode([text])[0].tolist() for text in (TEXT, OTHER))
@@ -53,9 +53,12 @@ def test_each_family_reads_a_pair_as_it_was_published(bert_data: Path, gpt2_data
         else:
             separators = [special["sep"]] * between[family]
             expected = [special["cls"], *first, *separators, *second, special["sep"]]
+        after = 1
+        if TEXT_FAMILIES[family].cls_last:
+            expected, after = [*expected[1:], special["cls"]], 2
         assert _ids(encoded) == expected
         inputs: Any = encoded.collate([0])
-        first_type, second_type = [0] * (len(expected) - len(second) - 1), [1] * (len(second) + 1)
+        first_type, second_type = [0] * (len(expected) - len(second) - after), [1] * (len(second) + after)
         assert inputs["packed"].token_type_ids.tolist() == first_type + second_type
 
 

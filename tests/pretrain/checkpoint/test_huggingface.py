@@ -87,7 +87,7 @@ def gradients(ours: Any, theirs: Any, text: Any) -> tuple[torch.Tensor, torch.Te
         there["roberta.embeddings.token_type_embeddings.weight"].zero_()
     renamed = from_huggingface(config, pad, there)
     keys = [name for name in mine if name.startswith("layers.0.") and name.endswith("weight")]
-    assert len(keys) == 8
+    assert len(keys) == (10 if config.family == "xlnet" else 8)
     keys += [name for name in ("word.weight", "position.weight") if name in mine]
     worst = max(keys, key=lambda name: largest_error(mine[name], renamed[name]))
     return mine[worst], renamed[worst]
@@ -142,7 +142,7 @@ def test_the_states_between_the_layers_are_theirs(family: str, tmp_path: Path) -
         there = theirs(**text.padded, output_hidden_states=True).hidden_states
     assert len(here) == len(there) == config.layers + 1
     for one, other in zip(here, there, strict=True):
-        assert one.std() > 0.1 and largest_error(one, other[text.real]) < BOUND
+        assert one.std() > 0.05 and largest_error(one, other[text.real]) < BOUND
     assert not any(layer._forward_pre_hooks for layer in ours.layers)
 
 
@@ -152,6 +152,7 @@ BASES = [
     ("albert", "AlbertModel", {"transform", "transform_norm", "word_bias", "sentence_order"}),
     ("albert", "AlbertForMaskedLM", {"pooler", "sentence_order"}),
     ("roberta", "RobertaModel", {"transform", "transform_norm", "word_bias"}),
+    ("xlnet", "XLNetModel", {"word_bias"}),
     ("modernbert", "ModernBertModel", {"transform", "transform_norm", "word_bias"}),
     ("modernbert-decoder", "ModernBertDecoderModel", {"transform", "transform_norm", "word_bias"}),
     ("gpt", "OpenAIGPTModel", set()),

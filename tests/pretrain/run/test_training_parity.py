@@ -165,6 +165,10 @@ def padded(batch: Batch, pad: int) -> dict[str, Tensor]:
     out = {"input_ids": rows(packed.input_ids, pad), "attention_mask": real.long(), "labels": rows(labels, -100)}
     if packed.token_type_ids is not None:
         out["token_type_ids"] = rows(packed.token_type_ids, 0)
+    if "factorization_order" in inputs:
+        order = torch.full(real.shape, -1).masked_scatter(real, inputs["factorization_order"])
+        sees = (order[:, None] < order[:, :, None]) | (order[:, None] < 0)
+        out |= {"perm_mask": 1.0 - sees.float(), "target_mapping": torch.eye(real.shape[1]).expand(len(real), -1, -1)}
     if "is_random_next" in inputs:
         out["next_sentence_label"] = inputs["is_random_next"]
     if "is_swapped" in inputs:
