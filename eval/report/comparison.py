@@ -28,9 +28,9 @@ from multihop.pretrain.run.changes import differences
 
 _MOST_CHARACTERS = 60
 _LOSS_NOTE = (
-    "Held-out: mlm_loss, clm_loss or translation_loss at the last step, in nats per predicted token, without losses on "
-    "pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Training time: "
-    "the training loop's, without start-up and held-out losses."
+    "Held-out: mlm_loss, plm_loss, clm_loss or translation_loss at the last step, in nats per predicted token, without "
+    "losses on pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Training "
+    "time: the training loop's, without start-up and held-out losses."
 )
 _SCORE_NOTE = (
     "Scores of the epoch with the best development score, at the settings with the best median development score, "

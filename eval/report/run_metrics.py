@@ -102,7 +102,9 @@ def diagnosis(rows: Sequence[Row]) -> str | None:
     Args:
         rows: rows of metrics.jsonl of any kind; the first row of a repeated step counts.
     """
-    evaluated = {row["step"]: row for row in reversed(rows) if row["step"] > 0 and all(name in row for name in HEALTH[:-1])}
+    evaluated = {
+        row["step"]: row for row in reversed(rows) if row["step"] > 0 and all(name in row for name in HEALTH[:-1])
+    }
     steps = [step for step in sorted(evaluated) if step >= _warmed_up(rows)]
     if len(steps) < _EVALUATIONS:
         return None

@@ -61,7 +61,12 @@ _HEALTH_NOTE = (
     "three times in a row, the cosine is above 0.5 or the gain below 0.02. A small model that learns may have a low "
     "rank, too."
 )
-_TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translation_loss": "the target's next token"}
+_TARGETS = {
+    "mlm_loss": "masked tokens",
+    "plm_loss": "tokens in a random order",
+    "clm_loss": "the next token",
+    "translation_loss": "the target's next token",
+}
 
 
 def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
@@ -214,6 +219,8 @@ def headline(recipe: dict[str, Any], summary: dict[str, Any]) -> str:
 def _caption(curves: list[Curve]) -> str:
     what = {
         "mlm_loss": "mlm_loss: cross-entropy of the masked tokens, in nats per token.",
+        "plm_loss": "plm_loss: cross-entropy of the predicted tokens given those before them in the order, in nats per "
+        "token.",
         "clm_loss": "clm_loss: cross-entropy of the next token, in nats per token.",
         "translation_loss": "translation_loss: cross-entropy of the target's next token, in nats per token; held-out "
         "without label smoothing.",

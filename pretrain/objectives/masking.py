@@ -47,7 +47,9 @@ def mask_tokens(
     specials = sorted(tokenizer.special_ids.values())
     lengths = np.diff(cu_seqlens)
     maskable = ~np.isin(input_ids, specials)
-    budgets = np.minimum(prediction_budgets(lengths, objective), np.add.reduceat(maskable, cu_seqlens[:-1], dtype=np.int64))
+    budgets = np.minimum(
+        prediction_budgets(lengths, objective), np.add.reduceat(maskable, cu_seqlens[:-1], dtype=np.int64)
+    )
 
     counters, token_keys = offsets.astype(np.uint64), np.repeat(keys, lengths)
     if objective.masking == "tokens":

@@ -1,5 +1,4 @@
-"""Permutation language modeling (Yang et al. 2019, section 2.2): each predicted token, given those before it in a random
-factorization order.
+"""Permutation language modeling (Yang et al. 2019, section 2.2): tokens, each given those before it in a random order.
 
 Samples are those of masked language modeling on full sentences, with the special tokens at the end: `d1 [SEP] d2 [SEP]
 [CLS]`. Each document is a segment of its own, and [CLS] another one.

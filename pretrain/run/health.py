@@ -25,8 +25,8 @@ _QUERIES = 16
 
 
 def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """`hidden_cosine`, `hidden_rank` and, if the model has self-attention that can be captured, `attention_entropy` over
-    all ranks. A collective call.
+    """`hidden_cosine` and `hidden_rank` over all ranks, and `attention_entropy` if attention can be captured. A
+    collective call.
 
     The effective rank is divided by its maximum, and the entropy by that of uniform attention: both are 0 to 1 in a
     model of any size. The model runs once more, on a sixteenth of the held-out samples, so that the computation of the

@@ -17,6 +17,8 @@ from multihop.pretrain.models.families import parse_model_config
 SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 MASKED = [name for name, family in AT_HUGGING_FACE.items() if not family.causal]
 CAUSAL = [name for name, family in AT_HUGGING_FACE.items() if family.causal]
+IN_MASKED_PIPELINE = [name for name in MASKED if AT_HUGGING_FACE[name].auto_class != "AutoModelForCausalLM"]
+"""Masked models that transformers' fill-mask pipeline opens."""
 
 
 def make_run(folder: Path, data: Path, family: str, steps: tuple[int, ...] = (3, 7), **changes: Any) -> Path:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from packed_texts import packed
 from safetensors.torch import load_file
-from tiny_runs import CAUSAL, MASKED, SIZES, make_run
+from tiny_runs import CAUSAL, IN_MASKED_PIPELINE, MASKED, SIZES, make_run
 from typer.testing import CliRunner, Result
 
 from multihop.cluster.cli.main import app
@@ -61,7 +61,8 @@ def test_what_was_exported_opens_answers_and_comes_back(
     assert "step-00000007" in result.stdout and "AutoTokenizer.from_pretrained" in result.stdout
 
     tokenizer = AutoTokenizer.from_pretrained(out)
-    model = (AutoModelForMaskedLM if family in MASKED else AutoModelForCausalLM).from_pretrained(out).eval()
+    auto_class = AutoModelForMaskedLM if family in IN_MASKED_PIPELINE else AutoModelForCausalLM
+    model = auto_class.from_pretrained(out).eval()
     given = tokenizer("River stone.", "The window of light") if family in MASKED else tokenizer("River stone. The wind")
     with torch.no_grad():
         theirs = model(**{key: torch.tensor([value]) for key, value in given.items()}).logits[0]
@@ -70,10 +71,10 @@ def test_what_was_exported_opens_answers_and_comes_back(
     ours = our_logits(checkpoint, config, given["input_ids"], given.get("token_type_ids", []))
     assert ((ours - theirs).abs().max() / theirs.abs().max()).item() < 1e-5
 
-    if family in MASKED:
+    if family in IN_MASKED_PIPELINE:
         answers = pipeline("fill-mask", model=str(out))("The river [MASK] stone.")
         assert len(answers) == 5 and all(answer["score"] > 0 for answer in answers)
-    else:
+    elif family in CAUSAL:
         ids = tokenizer("The river", return_tensors="pt")["input_ids"]
         made = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False)
         assert made.shape == (1, ids.shape[1] + 5) and made[0, : ids.shape[1]].tolist() == ids[0].tolist()

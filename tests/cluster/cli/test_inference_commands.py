@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from made_up_pairs import pair
-from tiny_runs import CAUSAL, MASKED, make_run
+from tiny_runs import CAUSAL, IN_MASKED_PIPELINE, MASKED, make_run
 from typer.testing import CliRunner
 
 from multihop.cluster.cli.main import app
@@ -61,7 +62,7 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("family", MASKED)
+@pytest.mark.parametrize("family", IN_MASKED_PIPELINE)
 def test_filled_masks_are_those_of_the_pipeline(run_of: RunOf, family: str) -> None:
     from transformers import pipeline
 
@@ -75,6 +76,29 @@ def test_filled_masks_are_those_of_the_pipeline(run_of: RunOf, family: str) -> N
             scores = [each["score"] for each in other]
             np.testing.assert_allclose([each["probability"] for each in own_rank], scores, atol=1e-5)
             assert [each["token"].strip() for each in own_rank] == [each["token_str"].strip() for each in other]
+
+
+@pytest.mark.parametrize("family", [name for name in MASKED if name not in IN_MASKED_PIPELINE])
+def test_masks_are_filled_by_the_query_stream(run_of: RunOf, family: str) -> None:
+    """No token sees a masked one, and each is predicted from the query stream at its position."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = run_of(family)
+    tokenizer = AutoTokenizer.from_pretrained(run / "exported")
+    model = AutoModelForCausalLM.from_pretrained(run / "exported").eval()
+    for row in rows(answer("fill-mask", run, *TEXTS, "--top-k", "7", "--json")):
+        given = tokenizer(row["text"], return_tensors="pt")
+        ids = given["input_ids"][0]
+        assert [tokenizer.sep_token_id, tokenizer.cls_token_id] == ids[-2:].tolist()
+        assert given["token_type_ids"][0].tolist() == [0] * (len(ids) - 1) + [2]
+        hidden = (ids == tokenizer.mask_token_id).float().expand(1, len(ids), -1)
+        mapping = torch.eye(len(ids))[ids == tokenizer.mask_token_id][None]
+        with torch.no_grad():
+            logits = model(**given, perm_mask=hidden, target_mapping=mapping).logits[0]
+        best = logits.softmax(-1).topk(7)
+        assert [[each["id"] for each in mask] for mask in row["masks"]] == best.indices.tolist()
+        found = [[each["probability"] for each in mask] for mask in row["masks"]]
+        np.testing.assert_allclose(found, best.values, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", CAUSAL)

@@ -131,8 +131,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     [
         (
             "bert",
-            {"model_type": "xlnet"},
-            "model_type='xlnet'; known are albert, bert, openai-gpt, gpt2, modernbert, modernbert-decoder, roberta",
+            {"model_type": "electra"},
+            "model_type='electra'; known are albert, bert, openai-gpt, gpt2, modernbert, modernbert-decoder, roberta, xlnet",
         ),
         ("bert", {"model_type": None}, "model_type=None"),
         ("bert", {"hidden_act": "relu"}, "hidden_act='relu', and family bert needs 'gelu'"),

@@ -95,7 +95,7 @@ def test_an_order_depends_on_its_key_alone(tmp_path: Path) -> None:
 
 
 def test_a_permutation_of_one_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="objective.name=plm predicts some tokens of a permutation from others"):
+    with pytest.raises(ValueError, match=r"objective\.name=plm predicts some tokens of a permutation from others"):
         batch_of(tmp_path, [[1], [1], [1]], 8, isolate=True)
     assert batch_of(tmp_path, [[1], [1], [1]], 8).counts["plm"] == 1
     isolated = batch_of(tmp_path, [[1], [2], [1]], 8, isolate=True)
