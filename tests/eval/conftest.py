@@ -142,6 +142,12 @@ def modernbert_decoder() -> ModelConfig:
 
 
 @pytest.fixture
+def xlnet() -> ModelConfig:
+    """An XLNet of two layers, whose cls token is the last one."""
+    return _model("xlnet", layers=2)
+
+
+@pytest.fixture
 def quick() -> TrialSettings:
     """Settings with which a tiny model learns the made-up sets in a second or two."""
     return TrialSettings(epochs=4, lr=3e-3, batch_size=8, seq_len=32)

@@ -173,6 +173,17 @@ def test_special_tokens_around_texts(pair_of: Callable[[str, str], Pair], tmp_pa
         assert getattr(pair.theirs, f"{role}_token_id") == pair.special_ids[name]
 
 
+def test_the_cls_token_may_be_the_last(pair_of: Callable[[str, str], Pair], tmp_path: Path) -> None:
+    pair = pair_of("unigram", "bert")
+    content = pair.ours.serialized_model_proto()
+    encode = build_tokenizer(content, pair.special_ids, has_token_types=True, cls_last=True).encode
+    first, second = pair.ours.encode("river stone"), pair.ours.encode("lo mi")
+    alone, both = encode("river stone"), encode("river stone", "lo mi")
+    assert (alone.ids, alone.type_ids) == ([*first, 3, 2], [0] * (len(first) + 1) + [2])
+    assert both.ids == [*first, 3, *second, 3, 2]
+    assert both.type_ids == [0] * (len(first) + 1) + [1] * (len(second) + 1) + [2]
+
+
 def test_without_segments_there_are_no_token_types(document: Callable[[int], str], tmp_path: Path) -> None:
     pair = export(tmp_path, [document(n) for n in range(100)], "unigram", "bert", 100, has_token_types=False)
     both = pair.theirs("lo mi", "ta")

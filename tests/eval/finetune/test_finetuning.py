@@ -218,7 +218,7 @@ def _choices(count: int) -> tuple[Example, ...]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert", "modernbert_decoder"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert", "modernbert_decoder", "xlnet"])
 def test_pairs_choices_and_further_sets(family: str, request: pytest.FixtureRequest, quick: TrialSettings) -> None:
     config: ModelConfig = request.getfixturevalue(family)
     data = request.getfixturevalue("gpt2_data" if FAMILIES[config.family].causal else "bert_data")

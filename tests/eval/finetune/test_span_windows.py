@@ -171,6 +171,8 @@ def test_other_families_have_other_templates_and_a_causal_model_says_no_at_its_l
     assert (window.second_starts, window.start, window.end, window.null) == (2, 4, 4, 5)
     [impossible] = windows([Example(example.texts)], _BYTE_BPE, Template((), (delimiter,), (end,), unknown=0), True, 70)
     assert (impossible.start, impossible.end) == (5, 5)
+    [xlnet] = windows([Example(example.texts)], _BYTE_BPE, Template((), (delimiter,), (delimiter, end), 0), True, 70)
+    assert xlnet.ids[[-2, -1]].tolist() == [delimiter, end] and xlnet.null == xlnet.start == len(xlnet.ids) - 1
     [roberta] = windows([example], _BYTE_BPE, Template((1,), (2, 2), (2,), unknown=0), False, 70)
     assert [roberta.ids[0], *roberta.ids[[2, 3, -1]]] == [1, 2, 2, 2] and roberta.second_starts == 4
 

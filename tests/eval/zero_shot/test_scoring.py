@@ -2,10 +2,12 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from packed_texts import packed
 from tiny_scorers import Scorer, causal_scorer, scorer_of
 
 from multihop.common.errors import UserError
@@ -82,6 +84,26 @@ def test_pseudo_log_likelihoods_mask_each_token_once(masked: Scorer, batch_token
             ids = [special["cls"], *sentence, special["sep"]]
             ids[at + 1] = special["mask"]
             total += float(masked.log_probabilities(ids)[at + 1, sentence[at]])
+        assert score == pytest.approx(total, rel=1e-4)
+
+
+def test_a_query_stream_scores_each_token_without_a_mask_token(xlnet: ModelConfig, bert_data: Path) -> None:
+    scorer = scorer_of(xlnet, bert_data)
+    rng, special = random.Random(3), scorer.special_ids
+    sentences = [[rng.randrange(5, scorer.tokenizer.vocab_size) for _ in range(length)] for length in (1, 7, 12)]
+    for sentence, score in zip(
+        sentences, pseudo_log_likelihoods(scorer.model, sentences, special, batch_tokens=40), strict=True
+    ):
+        ids, total = torch.tensor([*sentence, special["sep"], special["cls"]]), 0.0
+        types = torch.tensor([0] * (len(ids) - 1) + [2])
+        for at, token in enumerate(sentence):
+            order = torch.full((len(ids),), -1)
+            order[at] = 0  # the last one: it sees all others, and they do not see it
+            text = packed(ids, [len(ids)], types)
+            with torch.no_grad():
+                encode: Any = scorer.model.encode
+                state = encode(text, token_indices=torch.tensor([at]), factorization_order=order)
+                total += float(scorer.model.lm_head(state).double().log_softmax(-1)[0, token])
         assert score == pytest.approx(total, rel=1e-4)
 
 
