@@ -40,7 +40,7 @@ class InspectedSample:
     inputs: list[str]
     """The model's input: differs from `tokens` at masked positions."""
     predicted: list[bool]
-    """Whether a masked language model predicts each position; all False for other objectives."""
+    """Whether a token is predicted at each position, by masked or permutation language modeling; else all False."""
 
     def as_json(self) -> dict[str, Any]:
         masked = {"masked_text": _join(self.inputs)} if any(self.predicted) else {}
@@ -166,6 +166,8 @@ def _samples(builder: BatchBuilder, step: int, data_folder: Path, rank: dict[str
         if "masked_positions" in seen:
             original[seen["masked_positions"]] = seen["labels"]
             predicted[seen["masked_positions"]] = True
+        if "factorization_order" in seen:  # what predicts a token does not see it
+            input_ids = np.where(predicted, manifest.tokenizer.special_ids["mask"], input_ids)
         tokens = [to_text(i) for i in original.tolist()]
         inputs = [
             _with_blank_of(token, to_text(i)) if masked else token

@@ -216,7 +216,8 @@ class TwoStreamAttention(nn.Module):
         weights = torch.softmax(scores, -1)
         if batch.positions is not None and batch.visible is not None:
             weights = weights.masked_fill(~batch.visible, 0.0)  # instead of seeing all keys, its own among them
-        attended = self.dropout(weights) @ self._by_head(value)
+        # Not a call of the module: ZeRO-3 needs the same calls on all ranks, and these have other numbers of batches.
+        attended = self.dropout.forward(weights) @ self._by_head(value)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _by_head(self, x: Tensor) -> Tensor:
