@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.eval.config import Pooling
+from multihop.eval.finetune.pooling import means
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
+
+
+EmbedPooling = Literal["family", "mean"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class NoTokensError(UserError):
 
 
 @torch.inference_mode()
-def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
+def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "mean") -> list[Embedding]:
     """Return the vector of each text, computed in one batch.
 
     Args:
@@ -73,9 +76,3 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
         for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
     ]
 
-
-def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the mean over each sequence's tokens: (N, H) -> (S, H)."""
-    lengths = cu_seqlens.diff()
-    owners = torch.repeat_interleave(lengths)
-    return x.new_zeros(len(lengths), x.shape[1]).index_add(0, owners, x) / lengths[:, None]

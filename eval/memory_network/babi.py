@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from multihop.common.errors import UserError
 from multihop.common.files import append_bytes, make_folder, sha256_file, sha256_json, truncate_torn_line
+from multihop.eval.config import MAX_HOPS
 from multihop.eval.memory_network.stories import (
     TASKS,
     Question,
@@ -25,7 +27,6 @@ from multihop.eval.memory_network.stories import (
 )
 from multihop.eval.memory_network.training import Trained, TrainingSettings, answer, attend, train_networks
 
-MAX_HOPS = 20
 RESULTS = "results.jsonl"
 _MOST_SHOWN = 12
 """Statements of a story whose attention is recorded."""
@@ -56,6 +57,8 @@ class _TaskData:
     name: str
     train: list[Question]
     test: list[Question]
+    unused: int
+    """Stories of both files that have no question."""
     sha256: str
 
 
@@ -92,7 +95,7 @@ def run_babi(
         keys = [_key(each, group, settings, seed) for each in group]
         if not all(key in done for key in keys):
             what = "all tasks" if len(group) > 1 else f"task {group[0].task}"
-            found = _train_and_test(group, settings, seed, lambda epoch, epochs: progress(what, epoch, epochs))
+            found = _train_and_test(group, settings, seed, partial(progress, what))
             for key, row in zip(keys, found, strict=True):
                 done[key] = {"key": key, "together": together, "seed": seed, "settings": asdict(settings), **row}
                 append_bytes(out / RESULTS, json.dumps(done[key]).encode() + b"\n")
@@ -102,9 +105,9 @@ def run_babi(
 
 def _read(folder: Path, task: int) -> _TaskData:
     files = task_files(folder, task)
-    train, test = (read_questions(path, task) for path in files)
+    (train, unused), (test, unused_in_test) = (read_questions(path, task) for path in files)
     name = files[0].name.removeprefix(f"qa{task}_").removesuffix("_train.txt").replace("-", " ")
-    return _TaskData(task, name, train, test, sha256_json([sha256_file(path) for path in files]))
+    return _TaskData(task, name, train, test, unused + unused_in_test, sha256_json([sha256_file(path) for path in files]))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -138,6 +141,7 @@ def _train_and_test(
                 "task": task.task,
                 "name": task.name,
                 "questions": len(own),
+                "stories_without_question": task.unused,
                 "error": float(wrong[trained.chosen, own].mean()),
                 "validation_error": float(trained.validation_errors[trained.chosen]),
                 "errors_of_starts": wrong[:, own].mean(1).tolist(),

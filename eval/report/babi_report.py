@@ -56,6 +56,7 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
         "seed": rows[0]["seed"],
         "validation": f"{settings['validation']:.0%}",
         "rows": lines,
+        "unused": [f"{row['stories_without_question']} of task {row['task']}" for row in rows if row["stories_without_question"]],
         "pictures": [picture.context() for picture in pictures],
     }
     markdown, page = render("babi.md.jinja", "bAbI with memory networks", context)

@@ -45,7 +45,8 @@ def write_task(folder: Path, stories: int, task: int = 1, seed: int = 0) -> Path
 def test_a_story_is_read_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "task.txt"
     path.write_text(STORY + "4 Mary went to the office.\n5 Where is Mary? \toffice,hall\t4\n1 A b.\n2 C? \td\t1\n")
-    first, second, third = read_questions(path, 1)
+    (first, second, third), unused = read_questions(path, 1)
+    assert unused == 0
     assert first == Question(1, ("Mary moved to the kitchen.", "John went to the garden."), "Where is Mary?", "kitchen")
     assert second.statements == (*first.statements, "Mary went to the office.")
     assert second.answer == "office,hall"
@@ -64,9 +65,8 @@ def test_a_story_is_read_as_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 Mary moved.\n", "the last story has no question"),
-        ("", "the last story has no question"),
-        ("1 A b.\n1 C d.\n2 E? \tf\t1\n", "line 2: the story before this line has no question"),
+        ("1 Mary moved.\n1 John moved.\n", "no story has a question"),
+        ("", "no story has a question"),
         ("1 Where is Mary? \tkitchen\t1\n", "line 1: no statement precedes the question, so its memory is empty"),
         ("1 A b.\n2 Where? \t\t1\n", "line 2: the question has no answer"),
         ("one A b.\n", "line 1: 'one A b.' is not a line of bAbI"),
@@ -79,6 +79,14 @@ def test_a_file_that_is_not_babis_is_refused(text: str, message: str, tmp_path: 
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         read_questions(path, 1)
+
+
+def test_stories_without_a_question_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "task.txt"
+    path.write_text("1 A b.\n2 C d.\n1 E f.\n2 G? \th\t1\n1 I j.\n")
+    questions, unused = read_questions(path, 16)
+    assert [each.statements for each in questions] == [("E f.",)]
+    assert unused == 2
 
 
 def test_what_the_command_refuses(tmp_path: Path) -> None:
@@ -170,7 +178,7 @@ def test_noisy_times_ascend_from_the_newest_with_a_tenth_of_gaps(sizes: list[int
 
 def test_networks_learn_and_the_best_by_validation_is_chosen(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "en", 200)
-    questions = read_questions(task_files(folder, 1)[0], 1)
+    questions, _ = read_questions(task_files(folder, 1)[0], 1)
     words = vocabulary(questions)
     stories = encode_stories(questions, words, 50)
     few = TrainingSettings(starts=4, hops=1, epochs=25, linear_epochs=5)
@@ -185,7 +193,7 @@ def test_networks_learn_and_the_best_by_validation_is_chosen(tmp_path: Path) -> 
 
 def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path) -> None:
     """Each is clipped and stepped by its own gradient: one that diverges does not change another."""
-    questions = read_questions(task_files(write_task(tmp_path / "en", 40), 1)[0], 1)
+    questions, _ = read_questions(task_files(write_task(tmp_path / "en", 40), 1)[0], 1)
     words = vocabulary(questions)
     stories = encode_stories(questions, words, 50)
     sizes = TrainingSettings(starts=2, hops=2, epochs=1, linear_epochs=0)
