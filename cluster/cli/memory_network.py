@@ -30,9 +30,9 @@ def memory_network(
     from multihop.cluster.console import progress_line
     from multihop.common.errors import UserError
     from multihop.eval.memory_network.babi import run_babi
-    from multihop.eval.memory_network.stories import TASKS
     from multihop.eval.memory_network.training import TOGETHER, TrainingSettings
     from multihop.eval.report.babi_report import write_babi_report
+    from multihop.eval.tasks.babi import TASKS
 
     parts = [part.strip() for part in tasks.split(",") if part.strip()]
     if not all(part.isdecimal() for part in parts):

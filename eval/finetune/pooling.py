@@ -19,7 +19,7 @@ def maxima(x: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 class HopPooling(nn.Module):
-    """Several hops of attention over a sequence's states: u <- H u + sum_i p_i C x_i, where p is the softmax of u . A x_i
+    """Hops of attention over a sequence's states: u <- H u + sum_i p_i C x_i, where p is the softmax of u . A x_i
     (Sukhbaatar et al. 2015, sections 2.1 and 2.2, layer-wise tying: all hops have the same matrices).
 
     In place of the paper's question, u begins as a learned vector. That vector begins at 0, and the matrices as

@@ -12,7 +12,6 @@ from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
 
-
 EmbedPooling = Literal["family", "mean"]
 
 
@@ -65,7 +64,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "
     lengths = [len(ids) for ids in sequences]
     packed = packed_to_device(pack_sequences(sequences), trained.device)
     cu_seqlens = packed.cu_seqlens
-    if pooling == "mean":
+    if pooling == "mean" or by_family == "mean":
         vectors = means(model.encode(packed), cu_seqlens)
     else:
         at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
@@ -75,4 +74,3 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "
         Embedding(vector, length, len(ids) > limit)
         for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
     ]
-

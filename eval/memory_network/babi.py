@@ -16,16 +16,9 @@ import numpy as np
 from multihop.common.errors import UserError
 from multihop.common.files import append_bytes, make_folder, sha256_file, sha256_json, truncate_torn_line
 from multihop.eval.config import MAX_HOPS
-from multihop.eval.memory_network.stories import (
-    TASKS,
-    Question,
-    Stories,
-    encode_stories,
-    read_questions,
-    task_files,
-    vocabulary,
-)
+from multihop.eval.memory_network.stories import Stories, encode_stories, vocabulary
 from multihop.eval.memory_network.training import Trained, TrainingSettings, answer, attend, train_networks
+from multihop.eval.tasks.babi import TASKS, Question, read_questions, task_files
 
 RESULTS = "results.jsonl"
 _MOST_SHOWN = 12
@@ -107,7 +100,9 @@ def _read(folder: Path, task: int) -> _TaskData:
     files = task_files(folder, task)
     (train, unused), (test, unused_in_test) = (read_questions(path, task) for path in files)
     name = files[0].name.removeprefix(f"qa{task}_").removesuffix("_train.txt").replace("-", " ")
-    return _TaskData(task, name, train, test, unused + unused_in_test, sha256_json([sha256_file(path) for path in files]))
+    return _TaskData(
+        task, name, train, test, unused + unused_in_test, sha256_json([sha256_file(path) for path in files])
+    )
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -3,28 +3,13 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multihop.common.errors import UserError
+from multihop.eval.tasks.babi import Question
 
-TASKS = range(1, 21)
-"""The numbers of bAbI's tasks."""
 _WORD = re.compile(r"\w+")
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question and the statements before it in its story."""
-
-    task: int
-    statements: tuple[str, ...]
-    """Oldest first."""
-    text: str
-    answer: str
-    """One word, or several with commas: "milk,apple" is an answer of its own, as in the authors' code."""
 
 
 @dataclass(frozen=True)
@@ -57,64 +42,6 @@ class Stories:
             answers=self.answers[rows],
             tasks=self.tasks[rows],
         )
-
-
-def task_files(folder: Path, task: int) -> tuple[Path, Path]:
-    """Return the official files with the training and test questions of a task.
-
-    Raises:
-        UserError: they are not there.
-    """
-    found = [sorted(folder.glob(f"qa{task}_*_{part}.txt")) for part in ("train", "test")]
-    if any(len(paths) != 1 for paths in found):
-        raise UserError(
-            f"{folder} has {len(found[0])} files qa{task}_*_train.txt and {len(found[1])} files qa{task}_*_test.txt; "
-            "expected one of each; give the directory `en` of bAbI's tasks_1-20_v1-1"
-        )
-    return found[0][0], found[1][0]
-
-
-def read_questions(path: Path, task: int) -> tuple[list[Question], int]:
-    """Read an official file: lines "ID statement" and "ID question<tab>answer<tab>supporting ids"; ID 1 begins a story.
-
-    Returns:
-        The questions, and the number of stories that have none: 428 and 452 in the files of task 16.
-
-    Raises:
-        UserError: a line has another form, a question has no answer or no statement before it, or no story has a
-            question.
-    """
-    questions: list[Question] = []
-    statements: list[str] = []
-    asked, unused = True, 0
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text: {error}; download it again") from None
-    for number, line in enumerate(lines, 1):
-        at = f"{path}, line {number}"
-        identifier, _, content = line.partition(" ")
-        text, *rest = content.split("\t")
-        if not identifier.isdecimal() or not _WORD.search(text) or len(rest) not in (0, 2):
-            raise UserError(
-                f"{at}: {line[:80]!r} is not a line of bAbI; expected 'ID statement' or 'ID question<tab>answer<tab>"
-                "supporting ids'"
-            )
-        if identifier == "1":
-            unused += not asked
-            statements, asked = [], False
-        if not rest:
-            statements.append(text)
-            continue
-        if not statements:
-            raise UserError(f"{at}: no statement precedes the question, so its memory is empty; add one or remove it")
-        if not (answer := rest[0].strip()):
-            raise UserError(f"{at}: the question has no answer; add it, or remove the line")
-        questions.append(Question(task, tuple(statements), text.strip(), answer))
-        asked = True
-    if not questions:
-        raise UserError(f"{path}: no story has a question; expected a file of bAbI, such as qa1_*_train.txt")
-    return questions, unused + (not asked)
 
 
 def words_of(text: str) -> list[str]:

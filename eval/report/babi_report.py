@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from multihop.common.files import write_atomically
 from multihop.eval.memory_network.babi import PUBLISHED_ALONE, PUBLISHED_TOGETHER
-from multihop.eval.memory_network.stories import TASKS
 from multihop.eval.report.plot_style import TICK_SIZE, Colors, literal, new_figure
 from multihop.eval.report.plots import Picture
 from multihop.eval.report.render import render
+from multihop.eval.tasks.babi import TASKS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,11 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
         "seed": rows[0]["seed"],
         "validation": f"{settings['validation']:.0%}",
         "rows": lines,
-        "unused": [f"{row['stories_without_question']} of task {row['task']}" for row in rows if row["stories_without_question"]],
+        "unused": [
+            f"{row['stories_without_question']} of task {row['task']}"
+            for row in rows
+            if row["stories_without_question"]
+        ],
         "pictures": [picture.context() for picture in pictures],
     }
     markdown, page = render("babi.md.jinja", "bAbI with memory networks", context)

@@ -49,6 +49,13 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
+    def masked_states(
+        self, packed: PackedTokens[Tensor], token_indices: Tensor, sparse_lookup_grad: bool = False
+    ) -> Tensor:
+        """The states (M, H) from which `lm_head` predicts the masked tokens at `token_indices`, int64 (M,); of a causal
+        model, the tokens after those. They are the hidden states, unless a family predicts from something else."""
+        return self.encode(packed, sparse_lookup_grad, token_indices)
+
     def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
         """The states between the layers, (N, H) each, numbered as in transformers' `hidden_states`: 0 is the output of
         the embeddings, i that of layer i, and the last is the result of `encode`, after a final norm if there is one.

@@ -17,8 +17,9 @@ from multihop.cluster.cli.main import app
 from multihop.common.errors import UserError
 from multihop.eval.memory_network.babi import PUBLISHED_ALONE, PUBLISHED_TOGETHER, run_babi
 from multihop.eval.memory_network.model import MemoryNetworks, NetworkSizes
-from multihop.eval.memory_network.stories import Question, encode_stories, read_questions, task_files, vocabulary
+from multihop.eval.memory_network.stories import encode_stories, vocabulary
 from multihop.eval.memory_network.training import TrainingSettings, answer, noisy_times, train_networks
+from multihop.eval.tasks.babi import Question, read, read_questions, task_files
 
 PEOPLE, PLACES = ("Mary", "John", "Sandra"), ("kitchen", "garden", "office")
 STORY = "1 Mary moved to the kitchen.\n2 John went to the garden.\n3 Where is Mary? \tkitchen\t1\n"
@@ -87,6 +88,18 @@ def test_stories_without_a_question_are_counted(tmp_path: Path) -> None:
     questions, unused = read_questions(path, 16)
     assert [each.statements for each in questions] == [("E f.",)]
     assert unused == 2
+
+
+def test_a_task_is_also_classification(tmp_path: Path) -> None:
+    write_task(tmp_path / "babi" / "en", 50, task=3)
+    task = read("babi/3", str(tmp_path))
+    assert [len(part) for part in (task.train, task.dev, task.test)] == [45, 5, 50]
+    assert task.labels == tuple(sorted(PLACES))
+    question, story = task.test[0].texts
+    line = task_files(tmp_path / "babi" / "en", 3)[1].read_text().splitlines()
+    assert question == line[4].partition(" ")[2].partition("\t")[0].strip()
+    assert story.startswith(line[3].partition(" ")[2])
+    assert task.labels[int(task.test[0].targets[0])] == line[4].split("\t")[1]
 
 
 def test_what_the_command_refuses(tmp_path: Path) -> None:
