@@ -153,7 +153,7 @@ def _step(
     scale = lr * (max_grad_norm / norms.clamp_min(max_grad_norm))
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter -= scale.view(-1, *[1] * (gradient.ndim - 1)) * gradient
+            parameter.sub_(scale.view(-1, *[1] * (gradient.ndim - 1)) * gradient)
 
 
 def _inputs(stories: Stories, batch: NDArray[np.int64], times: NDArray[np.int64]) -> tuple[Tensor, ...]:
