@@ -48,7 +48,7 @@ def fill(trained: TrainedModel, texts: Sequence[str], candidates: int = 5) -> li
     ids = np.concatenate(encoded)
     at = torch.from_numpy(np.flatnonzero(ids == trained.special_ids["mask"])).to(trained.device)
     packed = packed_to_device(pack_sequences(encoded), trained.device)
-    probabilities = trained.model.lm_head(trained.model.masked_states(packed, at)).softmax(-1)
+    probabilities = trained.model.lm_head(trained.model.encode(packed, token_indices=at)).softmax(-1)
     known = probabilities[:, : trained.tokenizer.vocab_size]  # a published model may have rows without a token
     best = known.topk(min(candidates, known.shape[1]))
     rows = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))

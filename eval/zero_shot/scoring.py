@@ -176,7 +176,7 @@ def _predict(model: Model, batch: list[Query]) -> list[Prediction]:
     log_probabilities, greedy = [], []
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden = model.masked_states(packed_to_device(packed, device), torch.from_numpy(at).to(device))
+        hidden = model.encode(packed_to_device(packed, device), token_indices=torch.from_numpy(at).to(device))
         wanted = torch.from_numpy(targets).to(device)[:, None]
         for first in range(0, len(at), rows):
             part = slice(first, first + rows)

@@ -49,11 +49,13 @@ class Bag(Model):
         assert cache is None, "a bag is not causal"
         return self.dropout(embed(self.word, select_tokens(packed.input_ids, token_indices), sparse_lookup_grad))
 
-    def masked_states(
-        self, packed: PackedTokens[Tensor], token_indices: Tensor, sparse_lookup_grad: bool = False
-    ) -> Tensor:
-        """(M, H): the mean of the embeddings of up to `window` tokens on each side, without the token itself; zeros if
-        its sequence has no other token."""
+    def encode_masked(self, packed: PackedTokens[Tensor], masked: Tensor, token_indices: Tensor) -> Tensor:
+        """See `Model.encode_masked`; mask tokens beside a masked token count as tokens."""
+        return self._contexts(self.encode(packed), packed, token_indices)
+
+    def _contexts(self, states: Tensor, packed: PackedTokens[Tensor], token_indices: Tensor) -> Tensor:
+        """(M, H): the mean of the states (N, H) of up to `window` tokens on each side, without the token itself; zeros
+        if its sequence has no other token."""
         distances = arange(1, self.config.window + 1, device=token_indices.device)
         distances = F.pad(distances, (len(distances), 0)) - F.pad(distances.flip(0), (0, len(distances)))
         around = token_indices[:, None] + distances
@@ -61,12 +63,11 @@ class Bag(Model):
         inside = (around >= packed.cu_seqlens[sequences - 1][:, None]) & (
             around < packed.cu_seqlens[sequences][:, None]
         )
-        states = self.encode(packed, sparse_lookup_grad)
         total = (states[around.clamp(0, len(states) - 1)] * inside[..., None]).sum(1)
         return total / inside.sum(1, keepdim=True).clamp(min=1)
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Logits (M, V) of `masked_states`, (M, H)."""
+        """Logits (M, V) of `encode_masked`, (M, H)."""
         return F.linear(self.transform(hidden), self.word.weight, self.word_bias)
 
     def forward(self, packed: PackedTokens[Tensor], masked_positions: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -76,5 +77,6 @@ class Bag(Model):
             masked_positions: int64 (M,), which of the N tokens to predict.
             labels: int64 (M,), the original tokens there.
         """
-        context = self.transform(self.masked_states(packed, masked_positions, sparse_lookup_grad=True))
+        states = self.encode(packed, sparse_lookup_grad=True)
+        context = self.transform(self._contexts(states, packed, masked_positions))
         return {"mlm": fused_linear_cross_entropy(context, self.word.weight, self.word_bias, labels)}

@@ -49,12 +49,14 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
-    def masked_states(
-        self, packed: PackedTokens[Tensor], token_indices: Tensor, sparse_lookup_grad: bool = False
-    ) -> Tensor:
-        """The states (M, H) from which `lm_head` predicts the masked tokens at `token_indices`, int64 (M,); of a causal
-        model, the tokens after those. They are the hidden states, unless a family predicts from something else."""
-        return self.encode(packed, sparse_lookup_grad, token_indices)
+    def encode_masked(self, packed: PackedTokens[Tensor], masked: Tensor, token_indices: Tensor) -> Tensor:
+        """Hidden states (M, H) from which `lm_head` predicts masked tokens.
+
+        Args:
+            masked: int64 (K,), all tokens that are masked; their inputs are mask tokens.
+            token_indices: int64 (M,), those of them that are predicted.
+        """
+        return self.encode(packed, token_indices=token_indices)
 
     def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
         """The states between the layers, (N, H) each, numbered as in transformers' `hidden_states`: 0 is the output of
