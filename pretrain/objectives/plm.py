@@ -64,9 +64,11 @@ def collate(
         parts = spans(documents, row, seq_len, objective)
         counts.append(len(parts))
         texts += [documents.tokens(document)[start:stop] for document, start, stop in parts]
-    number = np.arange(len(texts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    last = np.cumsum(counts) - 1
+    first = np.concatenate([[0], last[:-1] + 1]).astype(np.int64)
+    number = np.arange(len(texts)) - np.repeat(first, counts)
     ends_sample = np.zeros(len(texts), bool)
-    ends_sample[np.cumsum(counts) - 1] = True
+    ends_sample[last] = True
     has_cls = ends_sample | objective.isolate_documents
     lengths = np.array([len(text) for text in texts]) + 1 + has_cls
     stops = np.cumsum(lengths)
@@ -78,7 +80,7 @@ def collate(
     at_cls = stops[has_cls] - 1
     input_ids[at_cls], types[at_cls] = special["cls"], CLS_TYPE
 
-    cu_samples = cumulative_lengths(np.add.reduceat(lengths, np.cumsum(counts) - counts))
+    cu_samples = cumulative_lengths(np.add.reduceat(lengths, first))
     cu_seqlens = cumulative_lengths(lengths) if objective.isolate_documents else cu_samples
     sequence_keys = np.repeat(keys, counts) if objective.isolate_documents else keys
     predicted, order = _permute(

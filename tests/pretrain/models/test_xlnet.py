@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,10 +17,12 @@ from small_shards import documents_of, tokenizer_of
 from tables_of_tests import Table
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from multihop.common.counter_rng import random_bits
 from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.huggingface_import import import_model
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import to_huggingface
@@ -172,6 +174,35 @@ def test_nothing_to_predict_still_has_a_gradient_everywhere() -> None:
     model(text, nothing, nothing, torch.full((10,), -1))["plm"].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_recomputed_activations_give_the_same_gradients(kind: Literal["selective", "full"], tmp_path: Path) -> None:
+    inputs = plm_inputs(tmp_path, 5, 24, isolate=False)
+    gradients = []
+    for recomputed in (False, True):
+        model: Any = rough_model(config_of("xlnet", 3, 16, 2, 32))
+        if recomputed:
+            checkpoint_activations(model, kind)
+        model(**inputs)["plm"].backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+def test_operations_are_those_that_torch_counts(tmp_path: Path) -> None:
+    config = config_of("xlnet", 3, 16, 2, 64)
+    model: Any = rough_model(config)
+    inputs = plm_inputs(tmp_path, 5, 40, isolate=False)
+    text, predicted = inputs["packed"], len(inputs["labels"])
+    length = text.max_seqlen
+    alone = packed(text.input_ids[:length], [length], text.token_type_ids[:length])
+    at = torch.arange(0, length, 5)
+    with FlopCounterMode(display=False) as counter:
+        model.lm_head(model.encode_masked(alone, at, at)).sum().backward()
+    expected = config.train_flops(VOCABULARY, np.array([length]), len(at))
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.05)
+    assert config.train_flops(VOCABULARY, text.cu_seqlens.diff().numpy(), predicted) > 0
 
 
 def test_an_odd_width_is_refused() -> None:
