@@ -168,38 +168,55 @@ class TwoStreamAttention(nn.Module):
             token_indices: int64 (K,), the tokens of the content stream to return; None: all.
             keep_content: whether to return the content stream at all.
         """
-        keys, values = (layout.content.padding.pad(project(content)) for project in (self.key, self.value))
         distances = self._by_head(self.position(encodings)[None])[0]
         # Scores by segment are relative to those of the same segment, which would add the same to all keys of a query.
         same, other = self.segment(torch.arange(2, device=content.device))
-
-        def attend(x: Tensor, stream: Stream) -> Tensor:
-            attended = [
-                self._attend(each, key, value, batch, distances, other - same)
-                for each, key, value, batch in zip(
-                    stream.padding.pad(self.query(x)), keys, values, stream.batches, strict=True
-                )
-            ]
-            return stream.padding.unpad(torch.cat(attended))
-
-        of_content = of_query = None
-        if keep_content:
-            of_content = self.output(select_tokens(attend(content, layout.content), token_indices))
-        if query is not None:
-            assert layout.query is not None
-            of_query = self.output(attend(query, layout.query))
-        return of_content, of_query
+        of_content, of_query = self._attend(
+            self.query(content) if keep_content else None,
+            None if query is None else self.query(query),
+            self.key(content),
+            self.value(content),
+            layout,
+            distances,
+            other - same,
+        )
+        if of_content is not None:
+            of_content = self.output(select_tokens(of_content, token_indices))
+        return of_content, None if of_query is None else self.output(of_query)
 
     @torch.compiler.disable
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, batch: QueryBatch, distances: Tensor, segment: Tensor
-    ) -> Tensor:
-        """(B * Q, H), the attention of queries (B, Q, H) to keys and values (B, T, H).
+        self,
+        content: Tensor | None,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        layout: Layout,
+        distances: Tensor,
+        segment: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The attention of the queries of both streams, (N, H) and (M, H), to keys and values (N, H).
 
         Args:
             distances: (heads, 2 * longest - 1, width).
             segment: (H,), what a key of another segment adds to one of the same.
         """
+        keys, values = layout.content.padding.pad(key), layout.content.padding.pad(value)
+
+        def attend(x: Tensor, stream: Stream) -> Tensor:
+            padded = zip(stream.padding.pad(x), keys, values, stream.batches, strict=True)
+            return stream.padding.unpad(torch.cat([self._attend_batch(*each, distances, segment) for each in padded]))
+
+        assert query is None or layout.query is not None
+        return (
+            None if content is None else attend(content, layout.content),
+            None if query is None or layout.query is None else attend(query, layout.query),
+        )
+
+    def _attend_batch(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: QueryBatch, distances: Tensor, segment: Tensor
+    ) -> Tensor:
+        """(B * Q, H), the attention of queries (B, Q, H) to keys and values (B, T, H); see `_attend`."""
         length = key.shape[1]
         query, longest = query * self.width**-0.5, (distances.shape[1] + 1) // 2
         biases = [bias * self.width**-0.5 for bias in (self.content_bias, self.position_bias, self.segment_bias)]
