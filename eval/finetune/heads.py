@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Pooling
 from multihop.eval.finetune.templates import DELIMITERS
-from multihop.eval.inference.embed import means
+from multihop.eval.inference.embed import means, pool_all
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
@@ -28,10 +28,16 @@ class FeatureReader(nn.Module):
         width: size of the vectors that it returns.
     """
 
-    def __init__(self, features: Features, layers: int, hidden: int, generator: torch.Generator) -> None:
+    def __init__(self, features: Features, state_widths: list[int], generator: torch.Generator) -> None:
+        """Create the layers.
+
+        Args:
+            state_widths: the width of each hidden state of the model.
+        """
         super().__init__()
-        self.indexes, self.combine = features.indexes(layers), features.combine
-        self.width = hidden * (len(self.indexes) if self.combine == "concat" else 1)
+        self.indexes, self.combine = features.indexes(len(state_widths) - 1), features.combine
+        widths = [state_widths[index] for index in self.indexes]
+        self.width = sum(widths) if self.combine == "concat" else widths[0]
         if self.combine == "mix":
             self.mix = nn.Parameter(torch.zeros(len(self.indexes)))
             self.scale = nn.Parameter(torch.ones(()))
@@ -94,7 +100,7 @@ class TaskModel(nn.Module):
         self.features: FeatureReader | None = None
         if features is not None:
             encoder.requires_grad_(False).eval()
-            self.features = FeatureReader(features, encoder.config.layers, encoder.config.hidden, generator)
+            self.features = FeatureReader(features, encoder.config.state_widths, generator)
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
@@ -102,7 +108,9 @@ class TaskModel(nn.Module):
         self.pooling = family.pooling if pooling == "family" else pooling
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
-        self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
+        width = self.features.width if self.features else encoder.config.state_width
+        pooled = self.features is None and task.kind not in ("spans", "tagging")
+        self.head = nn.Linear(3 * width if pooled and pooling == "concat" else width, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
         nn.init.zeros_(self.head.bias)
 
@@ -112,6 +120,15 @@ class TaskModel(nn.Module):
         if self.features is not None:
             self.encoder.eval()
         return self
+
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        """Return the parameters in groups from input to output: as `Model.layer_groups`, with the new head in the
+        last."""
+        *lower, last = self.encoder.layer_groups()
+        above = [
+            parameter for part in (self.features, self.head) if part is not None for parameter in part.parameters()
+        ]
+        return [*lower, [*last, *above]]
 
     def forward(self, packed: PackedTokens[Tensor], words: Tensor, cu_examples: Tensor) -> Tensor:
         """Return the head's outputs.
@@ -133,8 +150,8 @@ class TaskModel(nn.Module):
             return self._scored(state)
         if self.features is None and self.pooling == "pooler":
             state = self.encoder.pool(state)
-        elif self.features is None and self.pooling == "mean":
-            state = means(state, packed.cu_seqlens)
+        elif self.features is None and self.pooling in ("mean", "concat"):
+            state = pool_all(state, packed.cu_seqlens, self.pooling)
         if self.kind == "choice":
             return _by_example(self._scored(state).squeeze(-1), cu_examples)
         if len(cu_examples) - 1 < len(state):
@@ -157,7 +174,7 @@ class TaskModel(nn.Module):
         """Return int64: the tokens that the head reads; None: all."""
         if self.kind == "tagging":
             return words
-        if self.kind == "spans" or self.pooling == "mean":
+        if self.kind == "spans" or self.pooling in ("mean", "concat"):
             return None
         return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
 

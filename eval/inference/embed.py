@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     """Return the vector of each text, computed in one batch.
 
     Args:
-        pooling: mean: over all tokens, special tokens included; family: what the family is fine-tuned on for whole
-            texts, the pooler's output, the first token's state or the last token's.
+        pooling: mean and concat: over all tokens, special tokens included; family: what the family is fine-tuned on for
+            whole texts, the pooler's output, the first token's state or the last token's.
 
     Raises:
         UserError: the model translates, or the model's files lack the pooler's weights.
@@ -62,8 +63,8 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     lengths = [len(ids) for ids in sequences]
     packed = packed_to_device(pack_sequences(sequences), trained.device)
     cu_seqlens = packed.cu_seqlens
-    if pooling == "mean":
-        vectors = means(model.encode(packed), cu_seqlens)
+    if pooling != "family":
+        vectors = pool_all(model.encode(packed), cu_seqlens, pooling)
     else:
         at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
         states = model.encode(packed, token_indices=at)
@@ -72,6 +73,23 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
         Embedding(vector, length, len(ids) > limit)
         for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
     ]
+
+
+def pool_all(x: Tensor, cu_seqlens: Tensor, pooling: Literal["mean", "concat"]) -> Tensor:
+    """Return the vector of each sequence from the states of all its tokens.
+
+    Args:
+        x: (N, H), the states.
+        cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N; no sequence is empty.
+        pooling: mean: (S, H); concat: (S, 3 * H), the last token's state, the maxima and the mean (Howard and Ruder
+            2018, section 3.3).
+    """
+    mean = means(x, cu_seqlens)
+    if pooling == "mean":
+        return mean
+    owners = torch.repeat_interleave(cu_seqlens.diff(), output_size=len(x))
+    maxima = torch.zeros_like(mean).scatter_reduce(0, owners[:, None].expand_as(x), x, "amax", include_self=False)
+    return torch.cat([x.index_select(0, cu_seqlens[1:] - 1), maxima, mean], 1)
 
 
 def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
