@@ -126,7 +126,7 @@ def rate(step: int, steps: int, warmup_ratio: float) -> float:
 def slanted_triangular(step: int, steps: int, cut_frac: float) -> float:
     """Return the factor on the learning rate at a 0-based step (Howard and Ruder 2018, equation 3): linear growth from
     1 / 32 over a fraction of the steps, then linear decay to 1 / 32."""
-    cut = max(1, math.floor(steps * cut_frac))
+    cut = max(1, round(steps * cut_frac))
     share = step / cut if step < cut else (steps - step) / max(1, steps - cut)
     return (1 + share * (_SLANT_RATIO - 1)) / _SLANT_RATIO
 

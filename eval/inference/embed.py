@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.eval.config import Pooling
+from multihop.eval.finetune.pooling import means
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
+
+EmbedPooling = Literal["family", "mean"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class NoTokensError(UserError):
 
 
 @torch.inference_mode()
-def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
+def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "mean") -> list[Embedding]:
     """Return the vector of each text, computed in one batch.
 
     Args:
@@ -63,8 +64,8 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     lengths = [len(ids) for ids in sequences]
     packed = packed_to_device(pack_sequences(sequences), trained.device)
     cu_seqlens = packed.cu_seqlens
-    if pooling != "family":
-        vectors = pool_all(model.encode(packed), cu_seqlens, pooling)
+    if pooling == "mean" or by_family == "mean":
+        vectors = means(model.encode(packed), cu_seqlens)
     else:
         at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
         states = model.encode(packed, token_indices=at)
@@ -73,27 +74,3 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
         Embedding(vector, length, len(ids) > limit)
         for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
     ]
-
-
-def pool_all(x: Tensor, cu_seqlens: Tensor, pooling: Literal["mean", "concat"]) -> Tensor:
-    """Return the vector of each sequence from the states of all its tokens.
-
-    Args:
-        x: (N, H), the states.
-        cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N; no sequence is empty.
-        pooling: mean: (S, H); concat: (S, 3 * H), the last token's state, the maxima and the mean (Howard and Ruder
-            2018, section 3.3).
-    """
-    mean = means(x, cu_seqlens)
-    if pooling == "mean":
-        return mean
-    owners = torch.repeat_interleave(cu_seqlens.diff(), output_size=len(x))
-    maxima = torch.zeros_like(mean).scatter_reduce(0, owners[:, None].expand_as(x), x, "amax", include_self=False)
-    return torch.cat([x.index_select(0, cu_seqlens[1:] - 1), maxima, mean], 1)
-
-
-def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the mean over each sequence's tokens: (N, H) -> (S, H)."""
-    lengths = cu_seqlens.diff()
-    owners = torch.repeat_interleave(lengths)
-    return x.new_zeros(len(lengths), x.shape[1]).index_add(0, owners, x) / lengths[:, None]

@@ -6,8 +6,12 @@ from typing import Any
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
-TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
-"""Families that are an encoder or a decoder alone."""
+TEXT_FAMILIES = {
+    name: family
+    for name, family in FAMILIES.items()
+    if not family.translates and ("heads" in family.config.model_fields or family.causal)
+}
+"""Families that are an encoder or a decoder alone, with attention or causal."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Text families that a class of transformers loads."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}

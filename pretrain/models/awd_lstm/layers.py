@@ -35,7 +35,7 @@ class WeightDropLstm(nn.Module):
         if state is None:
             zero = x.new_zeros(len(steps.sorted_indices), self.width)
             state = zero, zero
-        state_weight = self.state_weight
+        state_weight: Tensor = self.state_weight
         if self.training and self.weight_dropout:
             state_weight = state_weight * scaled_mask(state_weight.shape, self.weight_dropout, state_weight)
         weights = self.input_weight, state_weight, self.input_bias, self.state_bias

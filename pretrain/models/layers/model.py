@@ -42,7 +42,7 @@ class Model(nn.Module):
         embeddings: list[nn.Parameter] = []
         for child in self.children():
             parameters = list(child.parameters())
-            if any(id(parameter) in grouped for parameter in parameters):
+            if child is self.layers or any(id(parameter) in grouped for parameter in parameters):
                 break
             embeddings += parameters
         grouped |= {id(parameter) for parameter in embeddings}
@@ -80,6 +80,15 @@ class Model(nn.Module):
                 tokens are added; causal families only.
         """
         raise NotImplementedError
+
+    def encode_masked(self, packed: PackedTokens[Tensor], masked: Tensor, token_indices: Tensor) -> Tensor:
+        """Hidden states (M, H) from which `lm_head` predicts masked tokens.
+
+        Args:
+            masked: int64 (K,), all tokens that are masked; their inputs are mask tokens.
+            token_indices: int64 (M,), those of them that are predicted.
+        """
+        return self.encode(packed, token_indices=token_indices)
 
     def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
         """The states between the layers, (N, H) each, numbered as in transformers' `hidden_states`: 0 is the output of

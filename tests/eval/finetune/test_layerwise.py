@@ -20,8 +20,8 @@ from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import encode
 from multihop.eval.finetune.labeled import TargetScale, finetune_labeled, loss_of
 from multihop.eval.finetune.loop import finetune, parameter_groups, slanted_triangular
+from multihop.eval.finetune.pooling import concatenated
 from multihop.eval.finetune.templates import template_of
-from multihop.eval.inference.embed import pool_all
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings
@@ -139,7 +139,7 @@ def test_all_settings_together_are_trained_and_repeatable(family: str, data_of: 
 def test_concat_is_the_last_state_the_maxima_and_the_mean(lengths: list[int]) -> None:
     states = torch.randn(sum(lengths), 4, generator=torch.Generator().manual_seed(sum(lengths)))
     expected = [torch.cat([each[-1], each.amax(0), each.mean(0)]) for each in states.split(lengths)]
-    found = pool_all(states, torch.tensor([0, *lengths]).cumsum(0), "concat")
+    found = concatenated(states, torch.tensor([0, *lengths]).cumsum(0))
     torch.testing.assert_close(found, torch.stack(expected))
 
 
@@ -151,7 +151,7 @@ def test_the_head_reads_concat_and_a_frozen_model_its_mean(bert_data: Path) -> N
     test = encoded(task, bert_data, "bert")["test"]
     inputs = to_device(test.collate(np.arange(3)), torch.device("cpu"))
     states = model.encoder.encode(inputs["packed"])
-    expected = model.head(pool_all(states, inputs["packed"].cu_seqlens, "concat"))
+    expected = model.head(concatenated(states, inputs["packed"].cu_seqlens))
     torch.testing.assert_close(model(**inputs), expected)
 
 
@@ -162,7 +162,7 @@ def test_the_head_reads_concat_and_a_frozen_model_its_mean(bert_data: Path) -> N
         ({"layer_lr_decay": 1.5}, "less than or equal to 1"),
         ({"warmup_ratio": 1.0}, "less than 1"),
         ({"schedule": "cosine"}, "'linear' or 'slanted_triangular'"),
-        ({"pooling": "max"}, "'family', 'mean' or 'concat'"),
+        ({"pooling": "median"}, "'family', 'mean', 'max' or 'concat'"),
     ],
 )
 def test_values_outside_their_ranges_are_refused(settings: dict[str, Any], message: str) -> None:
