@@ -13,11 +13,13 @@ Init = Literal["pretrained", "parent", "random"]
 MIN_SEQ_LEN = 8
 """Minimum of `seq_len`, in tokens."""
 ReportOn = Literal["half", "dev"]
+Schedule = Literal["linear", "slanted_triangular"]
 MAX_HOPS = 20
 """Maximum of `pooling: {hops: N}`, and of a memory network."""
 _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
 _Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+_Decay = Annotated[float, Field(gt=0.0, le=1.0)]
 _Count = Annotated[int, Field(ge=1)]
 _Length = Annotated[int, Field(ge=MIN_SEQ_LEN)]
 
@@ -60,7 +62,7 @@ class Hops(Section):
     """Number of hops; 1: attention pooling."""
 
 
-Pooling = Literal["family", "mean", "max"] | Hops
+Pooling = Literal["family", "mean", "max", "concat"] | Hops
 
 
 class TrialSettings(Section):
@@ -71,9 +73,18 @@ class TrialSettings(Section):
     batch_size: Annotated[_Count, FINE_TUNING] = 16
     """Examples per step."""
     lr: Annotated[_Positive, FINE_TUNING] = 5e-5
-    """Peak learning rate: linear warm-up, then linear decay to 0."""
+    """Peak learning rate of the head, and with `layer_lr_decay: 1` of all weights."""
     warmup_ratio: Annotated[_Fraction, FINE_TUNING] = 0.1
     """Fraction of the steps over which the learning rate grows."""
+    schedule: Annotated[Schedule, FINE_TUNING] = Field(default="linear", exclude_if=lambda name: name == "linear")
+    """linear: linear warm-up, then linear decay to 0; slanted_triangular: the same from and to a 32nd of the rate
+    (Howard and Ruder 2018, equation 3), whose `cut_frac` is `warmup_ratio`."""
+    layer_lr_decay: Annotated[_Decay, FINE_TUNING] = Field(default=1.0, exclude_if=lambda factor: factor == 1.0)
+    """The learning rate of each group of layers in terms of that of the group above it; 1: one rate for all. 0.385 is
+    the 1 / 2.6 of Howard and Ruder (2018, section 3.2)."""
+    gradual_unfreezing: Annotated[bool, FINE_TUNING] = Field(default=False, exclude_if=lambda gradual: not gradual)
+    """Train the head alone in the first epoch, and in each further one a group of layers more, from the last to the
+    embeddings (Howard and Ruder 2018, section 3.3)."""
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = 0.01
     """Weight decay of AdamW, for matrices only."""
     dropout: Annotated[_Fraction | None, FINE_TUNING] = None
@@ -82,8 +93,9 @@ class TrialSettings(Section):
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     pooling: Annotated[Pooling, FINE_TUNING] = "family"
     """The vector that represents a text. family: one token's state, as the family was published (`Family.pooling`);
-    mean, max: the mean, or the maximum of each dimension, of all its tokens' states; {hops: N}: hops of attention over
-    them."""
+    mean, max: the mean, or the maximum of each dimension, of all its tokens' states; concat: the last token's state,
+    the maxima and the mean, one after the other (Howard and Ruder 2018, section 3.3); {hops: N}: hops of attention
+    over them."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
@@ -119,6 +131,9 @@ class Grid(Section):
     batch_size: Annotated[list[_Count] | None, FINE_TUNING] = Field(default=None, min_length=1)
     lr: Annotated[list[_Positive] | None, FINE_TUNING] = Field(default=None, min_length=1)
     warmup_ratio: Annotated[_Fraction | None, FINE_TUNING] = None
+    schedule: Annotated[Schedule | None, FINE_TUNING] = None
+    layer_lr_decay: Annotated[_Decay | None, FINE_TUNING] = None
+    gradual_unfreezing: Annotated[bool | None, FINE_TUNING] = None
     weight_decay: Annotated[_NotNegative | None, FINE_TUNING] = None
     dropout: Annotated[_Fraction | None, FINE_TUNING] = None
     head_dropout: Annotated[_Fraction | None, FINE_TUNING] = None
@@ -161,6 +176,9 @@ class EvalConfig(Grid):
     batch_size: Annotated[list[_Count], FINE_TUNING] = Field(default=[_DEFAULT.batch_size], min_length=1)
     lr: Annotated[list[_Positive], FINE_TUNING] = Field(default=[_DEFAULT.lr], min_length=1)
     warmup_ratio: Annotated[_Fraction, FINE_TUNING] = _DEFAULT.warmup_ratio
+    schedule: Annotated[Schedule, FINE_TUNING] = _DEFAULT.schedule
+    layer_lr_decay: Annotated[_Decay, FINE_TUNING] = _DEFAULT.layer_lr_decay
+    gradual_unfreezing: Annotated[bool, FINE_TUNING] = _DEFAULT.gradual_unfreezing
     weight_decay: Annotated[_NotNegative, FINE_TUNING] = _DEFAULT.weight_decay
     pooling: Annotated[Pooling, FINE_TUNING] = _DEFAULT.pooling
     stride: Annotated[_Count, FINE_TUNING] = _DEFAULT.stride

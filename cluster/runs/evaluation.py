@@ -47,7 +47,7 @@ def check_evaluation(recipe: Recipe) -> list[TaskSource]:
             else "the training of eval.checkpoint is unknown"
         )
         raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
-    check_settings(recipe.eval, tasks, model.layers)
+    check_settings(recipe.eval, tasks, model)
     published = recipe.eval.checkpoint or (recipe.model.init_from if "parent" in recipe.eval.inits else None)
     if published is not None and not all(task.is_trained for task in tasks):
         from multihop.eval.trials.run_zero_shot import check_output_layer

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Hops, Pooling
-from multihop.eval.finetune.pooling import HopPooling, maxima, means
+from multihop.eval.finetune.pooling import HopPooling, concatenated, maxima, means
 from multihop.eval.finetune.templates import DELIMITERS
 from multihop.eval.model.token_types import with_token_types
 from multihop.eval.tasks.task import Task
@@ -28,10 +28,16 @@ class FeatureReader(nn.Module):
         width: size of the vectors that it returns.
     """
 
-    def __init__(self, features: Features, layers: int, hidden: int, generator: torch.Generator) -> None:
+    def __init__(self, features: Features, state_widths: list[int], generator: torch.Generator) -> None:
+        """Create the layers.
+
+        Args:
+            state_widths: the width of each hidden state of the model.
+        """
         super().__init__()
-        self.indexes, self.combine = features.indexes(layers), features.combine
-        self.width = hidden * (len(self.indexes) if self.combine == "concat" else 1)
+        self.indexes, self.combine = features.indexes(len(state_widths) - 1), features.combine
+        widths = [state_widths[index] for index in self.indexes]
+        self.width = sum(widths) if self.combine == "concat" else widths[0]
         if self.combine == "mix":
             self.mix = nn.Parameter(torch.zeros(len(self.indexes)))
             self.scale = nn.Parameter(torch.ones(()))
@@ -94,16 +100,18 @@ class TaskModel(nn.Module):
         self.features: FeatureReader | None = None
         if features is not None:
             encoder.requires_grad_(False).eval()
-            self.features = FeatureReader(features, encoder.config.layers, encoder.config.hidden, generator)
+            self.features = FeatureReader(features, encoder.config.state_widths, generator)
         elif family.causal:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
         self.kind, self.family = task.kind, family
         self.pooling = family.pooling if pooling == "family" else pooling
-        self.hops = HopPooling(encoder.config.hidden, pooling.hops) if isinstance(pooling, Hops) else None
+        self.hops = HopPooling(encoder.config.state_width, pooling.hops) if isinstance(pooling, Hops) else None
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
-        self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
+        width = self.features.width if self.features else encoder.config.state_width
+        pooled = self.features is None and task.kind not in ("spans", "tagging")
+        self.head = nn.Linear(3 * width if pooled and pooling == "concat" else width, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
         nn.init.zeros_(self.head.bias)
 
@@ -113,6 +121,14 @@ class TaskModel(nn.Module):
         if self.features is not None:
             self.encoder.eval()
         return self
+
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        """Return the parameters in groups from input to output: as `Model.layer_groups`, with the new head in the
+        last."""
+        *lower, last = self.encoder.layer_groups()
+        children = (child for child in self.children() if child is not self.encoder)
+        above = [parameter for child in children for parameter in child.parameters()]
+        return [*lower, [*last, *above]]
 
     def forward(self, packed: PackedTokens[Tensor], words: Tensor, cu_examples: Tensor) -> Tensor:
         """Return the head's outputs.
@@ -171,6 +187,8 @@ class TaskModel(nn.Module):
                 return means(state, cu_seqlens)
             case "max":
                 return maxima(state, cu_seqlens)
+            case "concat":
+                return concatenated(state, cu_seqlens)
         return state
 
     def _scored(self, state: Tensor) -> Tensor:

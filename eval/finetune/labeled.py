@@ -64,6 +64,7 @@ def finetune_labeled(
         lambda: score_of(task, dev, predict(model, task, dev, scale))[0],
         settings,
         seed,
+        model.layer_groups(),
     )
     predicted = predict(model, task, test, scale)
     value, other_metrics = score_of(task, test, predicted)

@@ -1,13 +1,14 @@
 """Fine-tuning: the loop that all kinds of task share.
 
 for each epoch:
+    unfreeze one more group of layers, if they are unfrozen gradually
     for each batch of examples of similar length:
         step on its mean loss
     score the development examples; remember the weights when no epoch before was better
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from multihop.pretrain.optim.norms import clip_grad_norm_
 
 _CLIP_NORM = 1.0
 _CURVE_POINTS = 50
+_SLANT_RATIO = 32
+"""The peak rate in terms of the first and last one (Howard and Ruder 2018, section 3.2)."""
 
 
 class NonFiniteLossError(Exception):
@@ -48,8 +51,9 @@ def finetune(
     dev_score: Callable[[], float],
     settings: TrialSettings,
     seed: int,
+    layer_groups: Sequence[Sequence[nn.Parameter]] = (),
 ) -> History:
-    """Train `model` with AdamW, warm-up and linear decay, as Devlin et al. 2018, A.3; it ends with its best weights.
+    """Train `model` with AdamW, warm-up and decay, as Devlin et al. 2018, A.3; it ends with its best weights.
 
     The order of the batches and the dropout depend on `seed` alone. The best epoch is chosen by the development
     score; of equal ones the earliest.
@@ -58,6 +62,7 @@ def finetune(
         lengths: int64 (N,), tokens of each training example.
         loss_of: the mean loss of some examples, by their indexes.
         dev_score: the metric on the development examples with the weights as they are.
+        layer_groups: all parameters in groups from input to output, for the settings by layer.
 
     Raises:
         NonFiniteLossError: the loss of a step, its gradient or a development score was infinite or NaN.
@@ -65,8 +70,10 @@ def finetune(
     steps_an_epoch = math.ceil(len(lengths) / settings.batch_size)
     steps = max(1, round(settings.epochs * steps_an_epoch))
     # One kernel for all parameters: most of a small model's step would be the optimizer's many small operations.
-    optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), lr=settings.lr, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps, settings.warmup_ratio))
+    groups = parameter_groups(model, settings, layer_groups)
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, fused=True)
+    factor = slanted_triangular if settings.schedule == "slanted_triangular" else rate
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps, settings.warmup_ratio))
     torch.manual_seed(key_of("fine-tuning dropout", seed) >> 1)
 
     step, best_value, best_epoch = 0, -math.inf, 0.0
@@ -76,6 +83,8 @@ def finetune(
     dev_curve: list[tuple[int, float]] = []
     for epoch in range(math.ceil(steps / steps_an_epoch)):
         model.train()
+        if settings.gradual_unfreezing:
+            unfreeze(layer_groups, epoch + 1)
         for batch in batches(lengths, settings.batch_size, seed, epoch):
             if step == steps:
                 break
@@ -114,10 +123,36 @@ def rate(step: int, steps: int, warmup_ratio: float) -> float:
     return max(0.0, (steps - step) / (steps - grows + 1))
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Return the parameters that are trained: weight decay for matrices, none for biases, layer norms and scalars."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def slanted_triangular(step: int, steps: int, cut_frac: float) -> float:
+    """Return the factor on the learning rate at a 0-based step (Howard and Ruder 2018, equation 3): linear growth from
+    1 / 32 over a fraction of the steps, then linear decay to 1 / 32."""
+    cut = max(1, round(steps * cut_frac))
+    share = step / cut if step < cut else (steps - step) / max(1, steps - cut)
+    return (1 + share * (_SLANT_RATIO - 1)) / _SLANT_RATIO
+
+
+def unfreeze(layer_groups: Sequence[Sequence[nn.Parameter]], count: int) -> None:
+    """Train the last `count` groups and freeze the others."""
+    for depth, group in enumerate(reversed(layer_groups)):
+        for parameter in group:
+            parameter.requires_grad_(depth < count)
+
+
+def parameter_groups(
+    model: nn.Module, settings: TrialSettings, layer_groups: Sequence[Sequence[nn.Parameter]]
+) -> list[dict[str, object]]:
+    """Return the parameters that are trained: weight decay for matrices, none for biases, layer norms and scalars.
+
+    With `layer_lr_decay` each group of layers has rates of its own, which follow from the last group's.
+    """
+    one_rate = settings.layer_lr_decay == 1
+    split = [list(model.parameters())] if one_rate else list(reversed(layer_groups))
     return [
-        {"params": [p for p in trained if (p.ndim > 1) == wanted], "weight_decay": wanted * weight_decay}
-        for wanted in (True, False)
+        {
+            "params": [p for p in group if p.requires_grad and (p.ndim > 1) == decays],
+            "weight_decay": decays * settings.weight_decay,
+            "lr": settings.lr * settings.layer_lr_decay**depth,
+        }
+        for depth, group in enumerate(split)
+        for decays in (True, False)
     ]

@@ -1,4 +1,4 @@
-"""One vector for each sequence from the states of all its tokens: their mean, their maxima, or hops of attention."""
+"""One vector for each sequence from the states of all its tokens: mean, maxima, both, or hops of attention."""
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,12 @@ def maxima(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     lengths = cu_seqlens.diff()
     owners = torch.repeat_interleave(lengths)[:, None].expand_as(x)
     return x.new_zeros(len(lengths), x.shape[1]).scatter_reduce(0, owners, x, "amax", include_self=False)
+
+
+def concatenated(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the last token's state, the maxima and the mean of each sequence, (N, H) -> (S, 3 * H) (Howard and Ruder
+    2018, section 3.3)."""
+    return torch.cat([x.index_select(0, cu_seqlens[1:] - 1), maxima(x, cu_seqlens), means(x, cu_seqlens)], 1)
 
 
 class HopPooling(nn.Module):

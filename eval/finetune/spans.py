@@ -66,7 +66,9 @@ def finetune_spans(model: TaskModel, inputs: SpanInputs, settings: TrialSettings
         answers = answers_of(dev)
         return float(scored(dev, answers, threshold_of(answers)).f1.mean())
 
-    history = finetune(model, train.lengths, lambda batch: _loss(model, train, batch), dev_score, settings, seed)
+    history = finetune(
+        model, train.lengths, lambda batch: _loss(model, train, batch), dev_score, settings, seed, model.layer_groups()
+    )
     threshold = threshold_of(answers_of(dev))
     answers = answers_of(test)
     scores = scored(test, answers, threshold)

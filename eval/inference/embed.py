@@ -42,8 +42,8 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "
     """Return the vector of each text, computed in one batch.
 
     Args:
-        pooling: mean: over all tokens, special tokens included; family: what the family is fine-tuned on for whole
-            texts, the pooler's output, the first token's state or the last token's.
+        pooling: mean and concat: over all tokens, special tokens included; family: what the family is fine-tuned on for
+            whole texts, the pooler's output, the first token's state or the last token's.
 
     Raises:
         UserError: the model translates, or the model's files lack the pooler's weights.

@@ -12,8 +12,6 @@ from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
-from multihop.pretrain.models.config import AttentionConfig
-from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
 
 MAX_TOKENS = 64
@@ -124,10 +122,9 @@ def generate_tokens(
     """
     trained.needs(trained.model.lm_head, "predicting tokens")
     model, end, device = trained.model, trained.special_ids["end"], trained.device
-    assert isinstance(model.config, AttentionConfig), "causal families attend"
     lengths = [len(prompt) for prompt in prompts]
     left = [min(max_tokens, model.config.max_positions - length) for length in lengths]
-    cache = KeyValueCache(model.config, lengths, max(left), device)
+    cache = model.new_cache(lengths, max(left), device)
     packed = packed_to_device(pack_sequences(prompts), device)
     hidden = model.encode(packed, token_indices=packed.cu_seqlens[1:] - 1, cache=cache)
     one_each = torch.arange(len(prompts) + 1, device=device)

@@ -83,7 +83,7 @@ def uses_any(model: Model, head: Callable[[Tensor], Tensor], parameters: Collect
     if not parameters:
         return False
     with torch.inference_mode(False), torch.enable_grad():
-        states = torch.zeros(1, model.config.hidden, device=model.word.weight.device)
+        states = torch.zeros(1, model.config.state_width, device=model.word.weight.device)
         weights = [model.get_parameter(name) for name in parameters]
         used = torch.autograd.grad(head(states).sum(), weights, allow_unused=True)
     return any(gradient is not None for gradient in used)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from multihop.common.errors import UserError
-from multihop.eval.config import EvalConfig
+from multihop.eval.config import EvalConfig, Features, TrialSettings, settings_of
 from multihop.eval.finetune.document_context import check_documents
 from multihop.eval.metrics import bleu
 from multihop.eval.tasks.known_tasks import HELDOUT, TASK_NAMES, TaskSource, has_task_file
+from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 
 
@@ -78,21 +79,24 @@ def check_start_from(config: EvalConfig, tasks: Sequence[TaskSource]) -> None:
             raise UserError(f"{setting}: {untrained} trains nothing; remove start_from")
 
 
-def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], layers: int) -> None:
-    """Refuse features that the model lacks, and document context where there are no documents.
+def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], model: ModelConfig) -> None:
+    """Refuse features that the model lacks, impossible settings by layer, and document context where there are no
+    documents.
 
     Only tasks with document context are read. Set for all tasks, document context is for those of tagging.
 
     Args:
-        layers: number of layers of the model that is evaluated.
+        model: the model that is evaluated.
 
     Raises:
         UserError: one of the settings is impossible, or a task's files are missing or damaged.
     """
     for section in (config, *config.tasks):
         if section.features is not None:
-            section.features.indexes(layers)
+            _check_features(section.features, model)
     for section, source in zip(config.tasks, tasks, strict=True):
+        for settings in settings_of(config, section) if source.is_trained else ():
+            _check_layerwise(section.name, settings, model)
         of_task = section.document_context
         if of_task if of_task is not None else config.document_context:
             task = source.task
@@ -102,3 +106,32 @@ def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], layers: int)
                 raise UserError(
                     f"document_context=true is for tagging, but task {task.name} is of kind {task.kind}; remove the key"
                 )
+
+
+def _check_features(features: Features, model: ModelConfig) -> None:
+    widths = {model.state_widths[index] for index in features.indexes(model.layers)}
+    if features.combine != "concat" and len(widths) > 1:
+        raise UserError(
+            f"combine={features.combine} adds states, but features.layers={features.layers} have widths "
+            f"{' and '.join(map(str, sorted(widths)))}; set layers of one width, or features.combine=concat"
+        )
+
+
+def _check_layerwise(task: str, settings: TrialSettings, model: ModelConfig) -> None:
+    """Refuse settings of the schedule, the rates and the freezing of layers that cannot be followed."""
+    if settings.dropout is not None:
+        model.with_dropout(settings.dropout)
+    if settings.schedule == "slanted_triangular" and not settings.warmup_ratio:
+        raise UserError(
+            f"schedule=slanted_triangular of task {task} grows over warmup_ratio=0.0 of the steps; set warmup_ratio "
+            "between 0 and 1, such as 0.1"
+        )
+    layerwise = {"layer_lr_decay": settings.layer_lr_decay != 1, "gradual_unfreezing": settings.gradual_unfreezing}
+    for key in (key for key, is_set in layerwise.items() if is_set and settings.features is not None):
+        raise UserError(f"{key} of task {task} trains layers that its features freeze; remove {key} or features")
+    if settings.gradual_unfreezing and settings.epochs < model.num_layer_groups:
+        raise UserError(
+            f"gradual_unfreezing=true of task {task} unfreezes one of the model's {model.num_layer_groups} groups of "
+            f"layers (embeddings, blocks, head) an epoch, but epochs={settings.epochs:g}; set at least "
+            f"epochs={model.num_layer_groups}"
+        )

@@ -54,7 +54,7 @@ def trial_model(trial: Trial) -> Model:
     """
     config, dropout = parse_model_config(trial.model), TrialSettings.model_validate(trial.settings).dropout
     if dropout is not None:
-        config = config.model_copy(update={"dropout": dropout})
+        config = config.with_dropout(dropout)
     checkpoint = None
     if trial.checkpoint_dir is not None:
         assert trial.checkpoint_sha256 is not None

@@ -3,7 +3,7 @@
 Each family's own class, in pretrain/models/FAMILY/config.py, derives from these, and adds or narrows keys.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,14 @@ class ModelConfig(Section):
     layers: Annotated[int, SIZES] = Field(ge=1)
     """Number of layers; for a translating family, of the encoder and of the decoder each."""
     hidden: Annotated[int, SIZES] = Field(ge=1)
-    """Width of the residual stream; seq2seq: of the decoder's states, and of the encoder's two directions together."""
+    """Width of the residual stream; seq2seq: of the decoder's states, and of the encoder's two directions together;
+    awd-lstm: of the states of all layers but the last."""
     max_positions: Annotated[int, SIZES] = Field(ge=1)
     """Length of the longest sequence, in tokens."""
     dropout: Annotated[float, UPDATES | MEMORY | FINE_TUNING] = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout rate after the embeddings, of the attention weights, and after every block's projections. transformer:
-    not of the attention weights, as published; seq2seq: of the inputs of each layer and of the output."""
+    not of the attention weights, as published; seq2seq: of the inputs of each layer and of the output; awd-lstm: of the
+    output alone."""
     init_from: Annotated[str | None, UPDATES] = None
     """Source of the initial weights: a run's directory (its newest checkpoint), a checkpoint, or a directory with
     Hugging Face's config.json and model.safetensors; null: random initialization."""
@@ -49,6 +51,29 @@ class ModelConfig(Section):
     def embedding_width(self) -> int:
         """Width of the embeddings; families with a factorized embedding have a separate key for it."""
         return self.hidden
+
+    @property
+    def state_widths(self) -> list[int]:
+        """The width of each of `Model.hidden_states`: of the embeddings' output, and of each layer's."""
+        return [self.hidden] * (self.layers + 1)
+
+    @property
+    def state_width(self) -> int:
+        """Width of the hidden states that `Model.encode` returns."""
+        return self.state_widths[-1]
+
+    @property
+    def num_layer_groups(self) -> int:
+        """The number of groups in `Model.layer_groups`, for families with one stack of layers."""
+        return self.layers + 2
+
+    def with_dropout(self, rate: float) -> Self:
+        """The same model with another dropout rate, for fine-tuning.
+
+        Raises:
+            UserError: a rate of the family that follows from it is not less than 1.
+        """
+        return self.model_copy(update={"dropout": rate})
 
     @property
     def needs_token_counts(self) -> bool:

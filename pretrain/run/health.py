@@ -33,7 +33,7 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
     held-out loss does not change.
     """
     share = batches.heldout(parts=_PARTS)
-    hidden, device = engine.module.config.hidden, engine.ranks.device
+    hidden, device = engine.module.config.state_width, engine.ranks.device
     shapes = {"tokens": (), "directions": (hidden,), "products": (hidden, hidden), "entropies": (), "queries": ()}
     sums = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
     is_counted = True

@@ -29,6 +29,11 @@ class AlbertConfig(EncoderConfig):
         """See `ModelConfig.embedding_width`."""
         return self.embedding
 
+    @property
+    def num_layer_groups(self) -> int:
+        """See `ModelConfig.num_layer_groups`. The layers share one block."""
+        return 3
+
     def train_flops(
         self,
         vocab_size: int,

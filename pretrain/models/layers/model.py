@@ -1,10 +1,12 @@
 """The interface that every family's model has."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import torch
 from torch import Generator, Tensor, nn
 
-from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.packed_tokens import PackedTokens
 
@@ -30,22 +32,52 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters in groups from input to output: the embeddings, each of `layers`, and all others.
+
+        The embeddings are the modules that the model registers before its blocks.
+        """
+        blocks = [list(layer.parameters()) for layer in self.layers]
+        grouped = {id(parameter) for block in blocks for parameter in block}
+        embeddings: list[nn.Parameter] = []
+        for child in self.children():
+            parameters = list(child.parameters())
+            if child is self.layers or any(id(parameter) in grouped for parameter in parameters):
+                break
+            embeddings += parameters
+        grouped |= {id(parameter) for parameter in embeddings}
+        others = [parameter for parameter in self.parameters() if id(parameter) not in grouped]
+        return [embeddings, *blocks, others]
+
+    def new_cache(
+        self, lengths: Sequence[int], new_tokens: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Any:
+        """An empty cache for `encode`: causal families only. Before each further token, call its `advance()`.
+
+        Args:
+            lengths: tokens of each prompt.
+            new_tokens: number of new tokens for which memory is allocated at first.
+        """
+        assert isinstance(self.config, AttentionConfig), "a family without attention has a cache of its own"
+        return KeyValueCache(self.config, lengths, new_tokens, device, dtype)
+
     def encode(
         self,
         packed: PackedTokens[Tensor],
         sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        cache: Any = None,
     ) -> Tensor:
-        """Hidden states (N, H), or (M, H) of the tokens at `token_indices`. Attention stays within each sequence.
+        """Hidden states (N, H), or (M, H) of the tokens at `token_indices`; H is `config.state_width`. Each sequence is
+        read alone.
 
         Args:
             packed: may have token types only if the family has them.
             sparse_lookup_grad: whether the token embedding also gets a gradient from the output projection; see
                 `embed`.
             token_indices: int64 (M,), the tokens whose states to return, in this order; None: all.
-            cache: the keys and values of the preceding tokens, to which those of these tokens are added; causal
-                families only.
+            cache: what `new_cache` returned: the keys and values of the preceding tokens, to which those of these
+                tokens are added; causal families only.
         """
         raise NotImplementedError
 

@@ -69,6 +69,7 @@ MODERN = {
     },
 }  # fmt: skip
 BAG = {**MASKED, "model": {"family": "bag", "hidden": 32, "max_positions": 64}}
+AWD = {**CAUSAL, "model": {"family": "awd-lstm", "layers": 2, "hidden": 32, "max_positions": 64}}
 RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
 
 
@@ -95,6 +96,7 @@ _SETTINGS: dict[str, Any] = {
     "epochs": [1.0], "batch_size": [8], "lr": [1e-3], "warmup_ratio": 0.2, "weight_decay": 0.1, "dropout": 0.3,
     "head_dropout": 0.3, "pooling": "mean", "seq_len": 48, "stride": 64, "document_context": True,
     "max_examples": 10, "max_dev_examples": 10, "report_on": "dev",
+    "schedule": "slanted_triangular", "layer_lr_decay": 0.5, "gradual_unfreezing": True,
 }  # fmt: skip
 _FEATURES = {"layers": [-1], "combine": "sum", "head": "linear"}
 
@@ -133,6 +135,12 @@ KEYS: dict[str, Key] = {
     "model.global_rope_theta": Key("model", 100.0, base=MODERN),
     "model.local_rope_theta": Key("model", 100.0, base=MODERN),
     "model.window": Key("model", 1, base=BAG),
+    "model.input_dropout": Key("model", 0.5, base=AWD),
+    "model.hidden_dropout": Key("model", 0.5, base=AWD),
+    "model.embedding_dropout": Key("model", 0.5, base=AWD),
+    "model.weight_dropout": Key("model", 0.5, base=AWD),
+    "model.alpha": Key("model", 0.0, base=AWD),
+    "model.beta": Key("model", 0.0, base=AWD),
     "model.cell": Key("model", "gru", base=RECURRENT),
     "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
     "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),
@@ -374,6 +382,7 @@ def test_a_value_that_would_be_ignored_is_refused(
 
 BASES = {
     "causal": CAUSAL,
+    "awd-lstm": AWD,
     "shared": SHARED,
     "modern": MODERN,
     "pairs": PAIRS,

@@ -23,6 +23,7 @@ from multihop.eval.trials.check import check_settings
 from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.pretrain.models.config import ModelConfig
+from multihop.pretrain.models.families import parse_model_config
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 
@@ -31,7 +32,8 @@ _WORDS = {1: ("river", "stone"), 2: ("captain", "silver"), 0: ("garden", "letter
 
 
 def _check_settings(config: EvalConfig, layers: int) -> None:
-    check_settings(config, open_tasks(config), layers)
+    sizes = {"family": "bert", "layers": layers, "hidden": 4, "heads": 1, "max_positions": 8}
+    check_settings(config, open_tasks(config), parse_model_config(sizes))
 
 
 def _open(data: Path, family: str = "bert") -> tuple[Tokenizer, Template]:

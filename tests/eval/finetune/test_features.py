@@ -32,7 +32,7 @@ from multihop.eval.trials.trial import trial_key
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.families import FAMILIES, parse_model_config
 
 Checkpoint = Callable[[ModelConfig, Path], tuple[str, str]]
 CPU = torch.device("cpu")
@@ -40,7 +40,8 @@ LINEAR = Features(layers=[0, -1], head="linear")
 
 
 def _check_settings(config: EvalConfig, layers: int) -> None:
-    check_settings(config, open_tasks(config), layers)
+    sizes = {"family": "bert", "layers": layers, "hidden": 4, "heads": 1, "max_positions": 8}
+    check_settings(config, open_tasks(config), parse_model_config(sizes))
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _reader(features: Features, layers: int = 3, hidden: int = 4) -> FeatureReader:
-    return FeatureReader(features, layers, hidden, torch.Generator().manual_seed(1))
+    return FeatureReader(features, [hidden] * (layers + 1), torch.Generator().manual_seed(1))
 
 
 def _model(config: ModelConfig, data: Path, task: Task, features: Features | None, seed: int = 0) -> TaskModel:

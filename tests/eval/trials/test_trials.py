@@ -77,6 +77,7 @@ def test_the_key_knows_everything_that_makes_the_result_and_nothing_else() -> No
     others |= {"dropout": 0.5, "head_dropout": 0.5}
     others |= dict.fromkeys(("max_examples", "max_dev_examples", "batch_size", "seq_len", "stride"), 9)
     others |= {"document_context": True, "features": {"layers": [-1]}, "pooling": "mean"}
+    others |= {"schedule": "slanted_triangular", "layer_lr_decay": 0.5, "gradual_unfreezing": True}
     assert set(others) == set(TrialSettings.model_fields)
     other = [
         replace(TRIAL, task_fingerprint="u"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kinds_of_families import TEXT_FAMILIES
+from kinds_of_families import WORD_INIT
 from numpy.typing import NDArray
 
 from multihop.common.errors import UserError
@@ -86,9 +86,9 @@ def test_they_are_computed_once_and_a_damaged_file_again(bert_data: Path, tmp_pa
     assert vectors.shape == (data.manifest.tokenizer.vocab_size, WIDTH)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", WORD_INIT)
 def test_a_model_begins_with_them(family: str) -> None:
-    factorized = "embedding" in TEXT_FAMILIES[family].config.model_fields
+    factorized = "embedding" in WORD_INIT[family].config.model_fields
     embedding = WIDTH // 2 if factorized else WIDTH
     sizes = {"embedding": embedding} if factorized else {}
     config, drawn = described(family, **sizes), described(family, **sizes, word_init="random")

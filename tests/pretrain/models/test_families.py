@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds_of_families import RELATIVE, TEXT_FAMILIES
+from kinds_of_families import RELATIVE, TEXT_FAMILIES, keys_of
 from pydantic import ValidationError
 from rank_jobs import run_worker
 from rank_pool import RankPool
@@ -118,7 +118,8 @@ def test_declarations_need_no_torch() -> None:
 
 
 def config_of(family: str, objective: str, positions: str | None = None) -> TrainingConfig:
-    sizes = {"family": family, "layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.0}
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64, "dropout": 0.0}
+    sizes = {"family": family, **keys_of(family, sizes)}
     sizes |= {} if positions is None else {"positions": positions}
     return TrainingConfig.model_validate(recipe(model=sizes, objective__name=objective))
 

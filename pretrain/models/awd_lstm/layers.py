@@ -1,0 +1,62 @@
+"""A weight-dropped LSTM layer, and dropout with one mask a sequence (Merity et al. 2018)."""
+
+import torch
+from torch import Tensor, nn, zeros
+
+from multihop.pretrain.models.cpu.dropout import keep_mask, keep_probability
+from multihop.pretrain.models.seq2seq.recurrence import State, run_recurrence, run_recurrence_cudnn
+from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
+
+_GATES = 4
+
+
+class WeightDropLstm(nn.Module):
+    """One LSTM layer whose recurrent weights have dropout (section 2); the weights are as in torch.nn.LSTM."""
+
+    def __init__(self, inputs: int, width: int, weight_dropout: float) -> None:
+        super().__init__()
+        self.width, self.weight_dropout = width, weight_dropout
+        self.input_weight = nn.Parameter(torch.empty(_GATES * width, inputs))
+        self.state_weight = nn.Parameter(torch.empty(_GATES * width, width))
+        self.input_bias = nn.Parameter(zeros(_GATES * width))
+        self.state_bias = nn.Parameter(zeros(_GATES * width))
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor, steps: TimeSteps, state: State | None = None) -> tuple[Tensor, State]:
+        """Run all time steps, with one mask of the recurrent weights.
+
+        Args:
+            x: (N, I), in the order of `steps`.
+            state: h and c before the first step, (S, W) each, in the rows of `steps`; None: zeros.
+
+        Returns:
+            (N, W), the output h at each position; each sequence's last state, in the rows of `steps`.
+        """
+        if state is None:
+            zero = x.new_zeros(len(steps.sorted_indices), self.width)
+            state = zero, zero
+        state_weight: Tensor = self.state_weight
+        if self.training and self.weight_dropout:
+            state_weight = state_weight * scaled_mask(state_weight.shape, self.weight_dropout, state_weight)
+        weights = self.input_weight, state_weight, self.input_bias, self.state_bias
+        if x.device.type == "cuda":
+            out, [last] = run_recurrence_cudnn("lstm", x, steps, [state], [weights])
+            return out, last
+        return run_recurrence("lstm", x, steps, state, weights, reverse=False)
+
+
+def scaled_mask(shape: torch.Size | tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+    """A mask of a shape, 0 with probability `rate` and else the inverse of the probability of staying, of the type and
+    on the device of `like`; drawn as `keep_mask` draws."""
+    return keep_mask(torch.Size(shape), rate, like.device).to(like.dtype) / keep_probability(rate)
+
+
+def variational_dropout(x: Tensor, rate: float, rows: Tensor, sequences: int) -> Tensor:
+    """Dropout with one mask for all tokens of a sequence (Gal and Ghahramani 2016).
+
+    Args:
+        x: (N, W), in any order.
+        rows: int64 (N,), the sequence of each token.
+        sequences: S.
+    """
+    return x * scaled_mask((sequences, x.shape[1]), rate, x).index_select(0, rows)
