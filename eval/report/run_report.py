@@ -61,7 +61,12 @@ _HEALTH_NOTE = (
     "three times in a row, the cosine is above 0.5 or the gain below 0.02. A small model that learns may have a low "
     "rank, too."
 )
-_TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translation_loss": "the target's next token"}
+_TARGETS = {
+    "mlm_loss": "masked tokens",
+    "clm_loss": "the next token",
+    "bilm_loss": "the next and the previous token",
+    "translation_loss": "the target's next token",
+}
 
 
 def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
@@ -215,6 +220,7 @@ def _caption(curves: list[Curve]) -> str:
     what = {
         "mlm_loss": "mlm_loss: cross-entropy of the masked tokens, in nats per token.",
         "clm_loss": "clm_loss: cross-entropy of the next token, in nats per token.",
+        "bilm_loss": "bilm_loss: mean cross-entropy of the next and of the previous token, in nats per token.",
         "translation_loss": "translation_loss: cross-entropy of the target's next token, in nats per token; held-out "
         "without label smoothing.",
         "nsp_loss": "nsp_loss: cross-entropy of next-sentence prediction, in nats per pair.",

@@ -37,6 +37,7 @@ OBJECTIVES = {
     "mlm+sop": ObjectiveNeeds("mlm", _MASKED, _MASKING),
     "mlm": ObjectiveNeeds("mlm", _MASKED, _MASKING | {"isolate_documents"}),
     "clm": ObjectiveNeeds("clm", frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
+    "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset()),
     "translation": ObjectiveNeeds(
         "translation",
         frozenset({"pad", "end", "unk"}),
@@ -60,12 +61,12 @@ def objectives_with(key: str) -> list[str]:
 class ObjectiveConfig(Section):
     """The training objective: what the model learns to predict."""
 
-    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
-        "mlm+nsp"
-    )
+    name: Annotated[
+        Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "bilm", "translation"], COMPATIBILITY | ORDER | MEMORY
+    ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
-    masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
-    model.family."""
+    masked tokens of full sentences; clm: the next token; bilm: the next token and the previous one; translation: the
+    target of each pair. The default depends on model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
@@ -86,7 +87,8 @@ class ObjectiveConfig(Section):
     def _check_isolate_documents(self) -> "ObjectiveConfig":
         if self.isolate_documents and "isolate_documents" not in self.needs.keys:
             raise UserError(
-                f"isolate_documents has no effect with name={self.name}, whose samples are pairs; remove it"
+                f"isolate_documents has no effect with name={self.name}, only with "
+                f"{' or '.join(objectives_with('isolate_documents'))}; remove it"
             )
         return self
 

@@ -1,6 +1,7 @@
 """The families and objectives by what they are trained on."""
 
 import typing
+from typing import Any
 
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import ObjectiveConfig
@@ -9,6 +10,8 @@ TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family
 """Families that are an encoder or a decoder alone."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Text families that a class of transformers loads."""
+ATTENDING = {name: family for name, family in TEXT_FAMILIES.items() if "heads" in family.config.model_fields}
+"""Text families whose layers attend, with a number of heads."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
@@ -17,3 +20,11 @@ OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"
 TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
 TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer"]}
 """One family for each objective, by the name of the objective."""
+
+
+def model_section(family: str, **sizes: Any) -> dict[str, Any]:
+    """Return a recipe's `model` section of a family, without those of the sizes that it has no key for."""
+    return {
+        "family": family,
+        **{key: size for key, size in sizes.items() if key in FAMILIES[family].config.model_fields},
+    }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH
+from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH, model_section
 from made_up_pairs import FIELDS, TOKENS, pair, write_jsonl
 from typer.testing import CliRunner
 
@@ -50,7 +50,7 @@ def write_recipe(folder: Path, texts: Path, objective: str = "mlm+nsp") -> Path:
             "heldout_fraction": 0.1,
         },
         "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2" if name == "clm" else "bert"},
-        "model": {"family": TRAINED_WITH[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+        "model": model_section(TRAINED_WITH[name], layers=1, hidden=8, heads=1, max_positions=64),
         "objective": {"name": name, "isolate_documents": bool(isolated)},
         "phases": PHASES,
         "engine": {"deepspeed": {}},
@@ -151,7 +151,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
     recipe = load_recipe(prepared[0], [])
     samples = inspected(prepared, "--step", "7")["samples"]
     shown = inspect(prepared, "--step", "7")
-    if recipe.objective.name != "clm":
+    if recipe.objective.name.startswith("mlm"):
         assert any("[MASK]" in sample["masked_text"] for sample in samples)
         assert all("[MASK]" not in sample["text"] and sample["text"].startswith("[CLS]") for sample in samples)
         assert " → [MASK]}" in shown
@@ -172,7 +172,10 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
             several = len(sample["documents"]) if recipe.objective.isolate_documents else 1
             assert sample["text"].count("[CLS]") == several
             assert sample["text"].count("[SEP]") == len(sample["documents"])
-    if recipe.objective.name == "clm":
+    if recipe.objective.name == "bilm":
+        assert all(sample["text"].startswith("[CLS]") for sample in samples)
+        assert any(sample["text"].count("[CLS]") > 1 for sample in samples)
+    if not recipe.objective.name.startswith("mlm"):
         assert all("masked_text" not in sample for sample in samples)
         assert samples[0]["text"] in shown
     assert all(f"sample {sample['sample']}  epoch {sample['epoch']}" in shown for sample in samples)
