@@ -57,11 +57,15 @@ def export_command(
 def import_command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Hugging Face model directory with config.json and model.safetensors."),
+        typer.Argument(
+            metavar="DIR",
+            help="Hugging Face model directory with config.json and model.safetensors, or ELMo's options.json and "
+            "weights in HDF5.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
 ) -> None:
-    """Import a Hugging Face model as a checkpoint for model.init_from."""
+    """Import a Hugging Face model as a checkpoint for model.init_from, or the published weights of an ELMo."""
     show_import(folder, out)
 
 

@@ -1,9 +1,11 @@
 """Bidirectional language modeling: the next token, and the previous one (Peters et al. 2018, section 3.1).
 
-A sample takes sentence after sentence, across documents, until the next one does not fit, as under mlm. Each sentence is
-between [CLS] and [SEP], which are the marks of its begin and its end, and a document's sentences in a sample are one
-sequence: `[CLS] s1 [SEP] [CLS] s2 [SEP]`. Only tokens of the same sequence are predicted from each other.
+A sample takes sentence after sentence, across documents, until the next one does not fit, as under mlm. Each sentence
+is between [CLS] and [SEP], which mark its begin and its end, and a document's sentences in a sample are one sequence:
+`[CLS] s1 [SEP] [CLS] s2 [SEP]`. Only tokens of the same sequence are predicted from each other.
 """
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +49,7 @@ def collate(
             ends = documents.sentence_ends(document).astype(np.int64)
             cuts = [start, *ends[(ends > start) & (ends < stop)].tolist(), stop]
             tokens = documents.tokens(document)
-            parts += [
-                np.concatenate([begin, tokens[first:last], end]) for first, last in zip(cuts, cuts[1:], strict=False)
-            ]
+            parts += [np.concatenate([begin, tokens[first:last], end]) for first, last in pairwise(cuts)]
             lengths.append(stop - start + 2 * (len(cuts) - 1))
     input_ids, cu_seqlens = np.concatenate(parts).astype(np.int64), cumulative_lengths(lengths)
     next_positions = np.delete(np.arange(len(input_ids)), cu_seqlens[1:] - 1)

@@ -4,8 +4,8 @@
     c = clip(sigmoid(f + 1) c' + sigmoid(i) tanh(g))
     r = clip(P (sigmoid(o) tanh(c)))
 
-where r' and c' are the state before. torch's LSTM has the projection, but clips nothing. All products that need no state
-are done at once, before or after the steps, as in the family seq2seq.
+where r' and c' are the state before. torch's LSTM has the projection, but clips nothing. All products that need no
+state are done at once, before or after the steps, as in the family seq2seq.
 """
 
 import math
