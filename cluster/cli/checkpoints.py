@@ -148,6 +148,9 @@ def show_import(source: Path, out: Path) -> None:
     from multihop.cluster.runs.checkpoints import import_checkpoint
 
     imported = import_checkpoint(source, out)
+    if imported.model.untrainable is not None:
+        print(f"{source} was imported to {imported.checkpoint}: its weights can be read, and not trained further.")
+        return
     print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:")
     print("\nmodel:")
     for key, value in imported.model.model_dump(exclude={"preset", "init_from"}, exclude_none=True).items():

@@ -44,8 +44,8 @@ def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) ->
             )
         if not task.is_trained and not (declared.causal or declared.translates or declared.predicts_masks):
             raise UserError(
-                f"task {name} scores texts by a causal or a masked model, but model.family={family} predicts each token "
-                "from one side at a time, and is for fine-tuning and features; remove the task from eval.tasks"
+                f"task {name} scores texts by a causal or a masked model, but model.family={family} predicts each "
+                "token from one side at a time, and is for fine-tuning and features; remove the task from eval.tasks"
             )
         if task.needs_causal and not declared.causal:
             causal = " or ".join(known for known, other in FAMILIES.items() if other.causal)

@@ -93,7 +93,8 @@ def read_options(options: dict[str, Any], path: Path) -> BilmConfig:
         }
     except KeyError as error:
         raise UserError(
-            f"{path} has no {error.args[0]}; expected the options of ELMo with characters (lstm and char_cnn); {_ADVICE}"
+            f"{path} has no {error.args[0]}; expected the options of an ELMo that reads characters (lstm and "
+            f"char_cnn); {_ADVICE}"
         ) from None
     except (AttributeError, TypeError) as error:
         raise UserError(f"{path} does not have the options of ELMo ({error}); {_ADVICE}") from None
@@ -130,7 +131,8 @@ def _weight_file(source: Path) -> Path:
     if len(named) != 1:
         has = ", ".join(path.name for path in named) or "none"
         raise UserError(
-            f"{source} needs one .hdf5 file of weights beside {OPTIONS}, and has {has}; leave one, with weights in its name"
+            f"{source} needs one .hdf5 file of weights beside {OPTIONS}, and has {has}; leave one, with weights in its "
+            "name"
         )
     return named[0]
 

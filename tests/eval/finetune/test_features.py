@@ -111,6 +111,33 @@ def test_states_are_combined_as_published() -> None:
     weights = torch.tensor([1.0, 2.0]).softmax(0)
     torch.testing.assert_close(reader(states, cu_seqlens), 3 * (weights[0] * states[3] + weights[1] * states[1]))
     assert reader.width == 4 and len(list(reader.parameters())) == 2
+    assert reader.layer_weights() == {"below": {"3": pytest.approx(weights[0]), "1": pytest.approx(weights[1])}}
+    assert read("sum")[0].layer_weights() == {}
+
+
+def test_a_mix_beside_the_output_has_weights_of_its_own() -> None:
+    states = list(torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(3)))
+    reader = _reader(Features(layers=[0, -1], combine="mix_both"))
+    with torch.no_grad():
+        reader.mix_above.copy_(torch.tensor([1.0, 2.0]))
+        reader.scale_above.fill_(3.0)
+        read = reader(states, torch.tensor([0, 2, 5]))
+    shares = torch.tensor([1.0, 2.0]).softmax(0)
+    assert read.shape == (5, reader.width) == (5, 2 * 768 + 4)
+    torch.testing.assert_close(read[:, 2 * 768 :], 3 * (shares[0] * states[0] + shares[1] * states[3]))
+    assert reader.layer_weights() == {
+        "below": {"0": 0.5, "3": 0.5}, "above": {"0": pytest.approx(shares[0]), "3": pytest.approx(shares[1])},
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match="head=linear has none; set combine=mix, or head=bilstm"):
+        Features(combine="mix_both", head="linear")
+
+
+@pytest.mark.usefixtures("bbc")
+def test_a_crf_is_for_tagging() -> None:
+    crf = {"layers": [-1], "head": "bilstm_crf"}
+    for config in ({"tasks": ["bbc-topics"], "features": crf}, {"tasks": [{"name": "bbc-topics", "features": crf}]}):
+        with pytest.raises(UserError, match="is for tagging, but task bbc-topics is of kind classification"):
+            _check_settings(EvalConfig.model_validate(config), 2)
 
 
 @settings(max_examples=3)
@@ -150,6 +177,7 @@ def test_a_seed_decides_the_lstm(bert: ModelConfig, bert_data: Path) -> None:
         ("gpt2", "bbc-topics", LINEAR, 8),
         ("modernbert", "bbc-topics", LINEAR, 8),
         ("modernbert_decoder", "conll2003", LINEAR, 8),
+        ("bilm", "conll2003", Features(layers=[0, 1, 2], combine="mix_both", head="bilstm_crf"), 4),
     ],
 )
 def test_what_is_on_top_learns_and_the_model_stays_as_it_was(

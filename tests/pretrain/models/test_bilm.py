@@ -29,7 +29,9 @@ from multihop.pretrain.packed_tokens import PackedTokens
 SIZES = {"family": "bilm", "layers": 2, "hidden": 16, "lstm_width": 12, "max_positions": 64, "dropout": 0.0}
 VOCABULARY = 50
 OPTIONS: dict[str, Any] = {
-    "lstm": {"n_layers": 2, "dim": 6, "projection_dim": 4, "cell_clip": 3, "proj_clip": 3, "use_skip_connections": True},
+    "lstm": {
+        "n_layers": 2, "dim": 6, "projection_dim": 4, "cell_clip": 3, "proj_clip": 3, "use_skip_connections": True,
+    },
     "char_cnn": {
         "embedding": {"dim": 3}, "filters": [[1, 3], [2, 5]], "n_highway": 1, "n_characters": 262,
         "max_characters_per_token": 9, "activation": "relu",
@@ -165,7 +167,7 @@ def test_what_a_model_cannot_be_is_refused() -> None:
         with pytest.raises(ValidationError, match=complaint):
             parse_model_config({**SIZES, **changes})
     phases = [{"seq_len": 8, "steps": 1}]
-    with pytest.raises(ValidationError, match="set model.characters=null"):
+    with pytest.raises(ValidationError, match=r"set model\.characters=null"):
         TrainingConfig.model_validate({"model": {"preset": "elmo"}, "phases": phases})
     trained = TrainingConfig.model_validate({"model": {"preset": "elmo", "characters": None}, "phases": phases})
     assert trained.objective.name == "bilm"
