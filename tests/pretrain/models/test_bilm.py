@@ -157,6 +157,33 @@ def test_sentences_without_words_are_refused(words: list[str], complaint: str) -
         character_ids(words, 50)
 
 
+@settings(max_examples=10)
+@given(
+    embedding=st.integers(1, 5),
+    filters=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=3),
+    highways=st.integers(0, 2),
+    max_characters=st.integers(5, 12),
+)
+def test_the_sizes_of_characters_are_those_of_the_weights(
+    embedding: int, filters: list[tuple[int, int]], highways: int, max_characters: int
+) -> None:
+    sizes = {"embedding": embedding, "filters": filters, "highways": highways, "max_characters": max_characters}
+    model: Any = build_model(parse_model_config({**SIZES, "characters": sizes}), CHARACTERS)
+    init_weights(model, 1)
+    assert model.word.weight.shape == (CHARACTERS, embedding)
+    assert [(*each.weight.shape,) for each in model.characters.convolutions] == [
+        (number, embedding, width) for width, number in filters
+    ]
+    assert len(model.characters.highways) == highways
+    ids = character_ids(["a", "word", "longer than it may be"], max_characters)
+    assert ids.shape == (5, max_characters)
+    text = PackedTokens(torch.from_numpy(ids), torch.arange(5), torch.tensor([0, 5]), 5)
+    states = model.hidden_states(text)
+    assert [each.shape for each in states] == [(5, 16)] * 3 and all(each.isfinite().all() for each in states)
+    with pytest.raises(UserError, match="has no output matrix"):
+        model.lm_head(states[-1])
+
+
 def test_what_a_model_cannot_be_is_refused() -> None:
     for changes, complaint in (
         ({"hidden": 15}, "hidden=15 is odd"),
