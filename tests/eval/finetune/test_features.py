@@ -204,6 +204,25 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
 
 
 @pytest.mark.usefixtures("conll")
+def test_the_row_of_a_trial_has_the_learned_weights_of_the_layers(
+    bilm: ModelConfig, bert_data: Path, checkpoint: Checkpoint, few_units: None
+) -> None:
+    features = {"layers": [0, 1, -1], "combine": "mix", "head": "bilstm_crf"}
+    config = EvalConfig.model_validate(
+        {
+            "tasks": [{"name": "conll2003", "features": features}, "conll2003-pos"], "seeds": [0], "epochs": 1,
+            "seq_len": 32, "inits": ["pretrained"], "max_examples": 8, "lr": 1e-2,
+        }
+    )  # fmt: skip
+    evaluated = of_run(bilm, *checkpoint(bilm, bert_data), 7, bert_data, open_dataset(bert_data).manifest)
+    mixed, plain = (run_trial(trial).row for trial in plan_trials(config, open_tasks(config), evaluated))
+    assert mixed["status"] == plain["status"] == "ok" and "layer_weights" not in plain
+    shares = json.loads(json.dumps(mixed))["layer_weights"]["below"]
+    assert shares.keys() == {"0", "1", "2"} and sum(shares.values()) == pytest.approx(1)
+    assert all(share != 1 / 3 for share in shares.values())
+
+
+@pytest.mark.usefixtures("conll")
 def test_a_frozen_model_has_no_dropout(bert: ModelConfig, bert_data: Path) -> None:
     task = load_task("conll2003", None)
     model = _model(bert.model_copy(update={"dropout": 0.5}), bert_data, task, LINEAR).train()

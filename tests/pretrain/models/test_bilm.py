@@ -226,7 +226,7 @@ def test_the_published_options_are_the_preset() -> None:
         ({"char_cnn": {"filters": 3}}, "does not have the options of ELMo"),
         ({"lstm": {"dim": 4}}, "dim=4 and projection_dim=4"),
         ({"lstm": {"cell_clip": -1}}, "cell_clip"),
-        ({"lstm": None}, "has no lstm; expected the options of ELMo"),
+        ({"lstm": None}, "has no lstm; expected the options of an ELMo"),
     ],
 )
 def test_options_that_are_not_supported_are_refused(changes: dict[str, Any], complaint: str) -> None:
