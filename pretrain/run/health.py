@@ -25,7 +25,8 @@ _QUERIES = 16
 
 
 def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None]) -> dict[str, float]:
-    """`hidden_cosine`, `hidden_rank` and `attention_entropy` over all ranks. A collective call.
+    """`hidden_cosine`, `hidden_rank` and, for a model that attends to itself, `attention_entropy` over all ranks. A
+    collective call.
 
     The effective rank is divided by its maximum, and the entropy by that of uniform attention: both are 0 to 1 in a
     model of any size. The model runs once more, on a sixteenth of the held-out samples, so that the computation of the
@@ -64,11 +65,13 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
     for total in sums.values():
         engine.ranks.all_reduce_sum_(total)
     tokens = int(sums["tokens"])
-    return {
+    metrics = {
         "hidden_cosine": mean_cosine(sums["directions"], tokens),
         "hidden_rank": effective_rank(sums["products"]) / min(hidden, tokens),
-        "attention_entropy": float(sums["entropies"] / sums["queries"]),
     }
+    if sums["queries"]:
+        metrics["attention_entropy"] = float(sums["entropies"] / sums["queries"])
+    return metrics
 
 
 def mean_cosine(directions: Tensor, count: int) -> float:

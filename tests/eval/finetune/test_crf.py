@@ -36,7 +36,7 @@ def test_loss_and_labels_are_those_of_all_sequences(lengths: list[int], seed: in
     scores = torch.randn(words, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 3, (words,), generator=generator)
     cu_words = torch.tensor([0, *lengths]).cumsum(0)
-    expected, best = 0 * crf.transitions.sum(), []  # which sentences of one word do not have
+    expected, best = 0 * crf.transitions.sum(), list[int]()  # which sentences of one word do not have
     for start, stop in pairwise(cu_words.tolist()):
         if start == stop:
             continue
