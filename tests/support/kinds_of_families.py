@@ -6,19 +6,21 @@ from typing import Any
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
-TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
-"""Families that are an encoder or a decoder alone."""
+TEXT_FAMILIES = {
+    name: family for name, family in FAMILIES.items() if not family.translates and "heads" in family.config.model_fields
+}
+"""Families that are an encoder or a decoder alone, with attention."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Text families that a class of transformers loads."""
-ATTENDING = {name: family for name, family in TEXT_FAMILIES.items() if "heads" in family.config.model_fields}
-"""Text families whose layers attend, with a number of heads."""
+STACKED = {**TEXT_FAMILIES, "bilm": FAMILIES["bilm"]}
+"""These, and the one with layers of another kind that the same tests hold for."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
 """Families of an encoder and a decoder, trained on pairs."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
 TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
-TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer"]}
+TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*STACKED, "transformer"]}
 """One family for each objective, by the name of the objective."""
 
 

@@ -68,6 +68,7 @@ MODERN = {
         "family": "modernbert", "layers": 3, "hidden": 32, "heads": 2, "max_positions": 64, "local_attention": 8,
     },
 }  # fmt: skip
+BAG = {**MASKED, "model": {"family": "bag", "hidden": 32, "max_positions": 64}}
 BILM = {
     **MASKED,
     "model": {"family": "bilm", "layers": 2, "hidden": 32, "lstm_width": 16, "max_positions": 64, "dropout": 0.1},
@@ -136,6 +137,7 @@ KEYS: dict[str, Key] = {
     "model.global_attn_every_n_layers": Key("model", 2, base=MODERN),
     "model.global_rope_theta": Key("model", 100.0, base=MODERN),
     "model.local_rope_theta": Key("model", 100.0, base=MODERN),
+    "model.window": Key("model", 1, base=BAG),
     "model.cell": Key("model", "gru", base=RECURRENT),
     "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
     "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),
@@ -205,6 +207,8 @@ KEYS: dict[str, Key] = {
         f"eval.tasks[].features.{name}": Key("trials", value, {**_TASK, "eval.tasks[0].features": {}})
         for name, value in _FEATURES.items()
     },
+    "eval.pooling.hops": Key("trials", 2, {**_TASK, "eval.pooling": {"hops": 1}}),
+    "eval.tasks[].pooling.hops": Key("trials", 2, {**_TASK, "eval.tasks[0].pooling": {"hops": 1}}),
     "eval.tasks[].name": Key("trials", "TASKS/large.yaml", _TASK),
     "eval.tasks[].start_from": Key(
         "trials", "TASKS/large.yaml", {"eval.tasks": [{"name": "TASKS/small.yaml"}, {"name": "TASKS/large.yaml"}]}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds_of_families import ATTENDING, TEXT_FAMILIES, model_section
+from kinds_of_families import STACKED, TEXT_FAMILIES, model_section
 from packed_texts import packed, sequences_of
 from pydantic import ValidationError
 from torch import Tensor
@@ -44,7 +44,7 @@ def rough(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", STACKED)
 def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
     one, same, other = model_of(family), model_of(family), model_of(family, seed=2)
     embedding = {"embedding": 16} if family == "albert" else {}
@@ -62,10 +62,10 @@ def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
     assert abs(one.get_parameter("word.weight").std().item() / expected - 1) < 0.06
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", STACKED)
 def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> None:
     described = {**model_section(family, **SIZES), "output_bias": "unigram"}
-    if "output_bias" not in TEXT_FAMILIES[family].config.model_fields:
+    if "output_bias" not in STACKED[family].config.model_fields:
         with pytest.raises(ValidationError, match=f"output_bias=unigram: family={family} has no output_bias"):
             parse_model_config(described)
         return
@@ -85,7 +85,7 @@ def test_with_a_unigram_bias_a_model_begins_as_a_unigram_model(family: str) -> N
     assert not bias.any()
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", STACKED)
 @settings(max_examples=15)
 @given(lengths=Lengths, data=st.data())
 def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: list[int], data: st.DataObject) -> None:
@@ -103,7 +103,7 @@ def test_what_stands_beside_a_sequence_changes_nothing(family: str, lengths: lis
             torch.testing.assert_close(text, alone, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", STACKED)
 @settings(max_examples=15)
 @given(lengths=Lengths, data=st.data())
 def test_states_that_are_asked_for_are_those_of_all(family: str, lengths: list[int], data: st.DataObject) -> None:
@@ -143,20 +143,20 @@ def test_states_with_a_key_value_cache_are_those_without(family: str, lengths: l
             torch.testing.assert_close(states, torch.stack([each[i] for each, i in zip(whole, at, strict=True)]))
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", STACKED)
 def test_who_sees_what(family: str) -> None:
     model, ids = rough(family), torch.randint(0, 100, (20,), generator=torch.Generator().manual_seed(1))
     changed = ids.clone()
     changed[10:] = (changed[10:] + 1) % 100
     one, other = (model.encode(packed(text, [20])) for text in (ids, changed))
     assert not torch.allclose(one[10:], other[10:])
-    if TEXT_FAMILIES[family].causal:
+    if STACKED[family].causal:
         torch.testing.assert_close(one[:10], other[:10])
     else:
         assert not torch.allclose(one[:10], other[:10], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ATTENDING)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_the_losses_are_those_of_all_logits(family: str) -> None:
     model, lengths = rough(family), [16, 1, 16, 10]
     generator = torch.Generator().manual_seed(2)

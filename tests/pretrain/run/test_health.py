@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_of_families import ATTENDING
+from kinds_of_families import TEXT_FAMILIES
 from packed_texts import packed, sequences_of
 from rank_jobs import evaluate_rough_model
 from rank_pool import RankPool
@@ -127,7 +127,7 @@ def test_uniform_attention_has_entropy_one_and_attention_to_one_key_zero(causal:
     assert torch.allclose(single[counted], torch.tensor(0.0))
 
 
-@pytest.mark.parametrize("family", ATTENDING)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     sizes = {"family": family, "layers": 3, "hidden": 16, "heads": 2, "max_positions": 20, "dropout": 0.0}
     config = parse_model_config(sizes)
@@ -139,7 +139,7 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     ids, lengths = torch.arange(24) % 50, [9, 15]
     text = packed(ids, lengths)
     masked = {"masked_positions": torch.tensor([3, 17]), "labels": torch.tensor([1, 2])}
-    targets = {"labels": ids} if ATTENDING[family].causal else masked
+    targets = {"labels": ids} if TEXT_FAMILIES[family].causal else masked
     states: list[Tensor] = []
     shapes: list[tuple[Any, ...]] = []
 
@@ -155,7 +155,7 @@ def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
             during = model(text, **targets)
         after = model(text, **targets)
         assert torch.equal(states[0], model.encode(text)) and len(states) == 1
-    assert shapes == [((24, 2, 8), (24, 2, 8), [0, 9, 24], ATTENDING[family].causal)] * 3
+    assert shapes == [((24, 2, 8), (24, 2, 8), [0, 9, 24], TEXT_FAMILIES[family].causal)] * 3
     assert before.keys() == during.keys() == after.keys()
     for name, value in before.items():
         assert torch.equal(value, after[name])
