@@ -3,7 +3,7 @@
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from multihop.common.config import FINE_TUNING, LOGGING, ZERO_SHOT, Section
 from multihop.common.errors import UserError
@@ -30,10 +30,21 @@ class Features(Section):
     layers: list[int] = Field(default=[-4, -3, -2, -1], min_length=1)
     """Hidden states, as transformers counts them: 0 is the output of the embeddings, 1 that of the first layer, -1 that
     of the last."""
-    combine: Literal["concat", "sum", "mix"] = "concat"
-    """mix: a sum with learned weights (Peters et al. 2018, equation 1)."""
-    head: Literal["linear", "bilstm"] = "bilstm"
-    """The layers that are trained on top; bilstm: two BiLSTM layers before the linear one."""
+    combine: Literal["concat", "sum", "mix", "mix_both"] = "concat"
+    """mix: a sum with learned weights (Peters et al. 2018, equation 1); mix_both: such a sum below the BiLSTM, and one
+    with weights of its own beside its output (section 3.3)."""
+    head: Literal["linear", "bilstm", "bilstm_crf"] = "bilstm"
+    """The layers that are trained on top; bilstm: two BiLSTM layers before the linear one; bilstm_crf: also a
+    conditional random field after it, for tagging."""
+
+    @model_validator(mode="after")
+    def _both_are_beside_an_lstm(self) -> "Features":
+        if self.combine == "mix_both" and self.head == "linear":
+            raise UserError(
+                "combine=mix_both is for the input and the output of a BiLSTM, but head=linear has none; set "
+                "combine=mix, or head=bilstm"
+            )
+        return self
 
     def indexes(self, layers: int) -> list[int]:
         """Return the indexes of the hidden states, from 0, in a model with so many layers.

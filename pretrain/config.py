@@ -254,6 +254,8 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "TrainingConfig":
+        if (reason := self.model.untrainable) is not None:
+            raise UserError(reason)
         first = 0
         for number, phase in enumerate(self.phases):
             outside = [step for step in phase.skip_steps if not first <= step < first + phase.steps]

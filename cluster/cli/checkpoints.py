@@ -57,11 +57,15 @@ def export_command(
 def import_command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Hugging Face model directory with config.json and model.safetensors."),
+        typer.Argument(
+            metavar="DIR",
+            help="Hugging Face model directory with config.json and model.safetensors, or ELMo's options.json and "
+            "weights in HDF5.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
 ) -> None:
-    """Import a Hugging Face model as a checkpoint for model.init_from."""
+    """Import a Hugging Face model as a checkpoint for model.init_from, or the published weights of an ELMo."""
     show_import(folder, out)
 
 
@@ -144,6 +148,9 @@ def show_import(source: Path, out: Path) -> None:
     from multihop.cluster.runs.checkpoints import import_checkpoint
 
     imported = import_checkpoint(source, out)
+    if imported.model.untrainable is not None:
+        print(f"{source} was imported to {imported.checkpoint}: its weights can be read, and not trained further.")
+        return
     print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:")
     print("\nmodel:")
     for key, value in imported.model.model_dump(exclude={"preset", "init_from"}, exclude_none=True).items():

@@ -27,7 +27,7 @@ from multihop.data_prep.tokenizers.export_marian import export_marian_tokenizers
 from multihop.pretrain.checkpoint.average import average, newest_committed
 from multihop.pretrain.checkpoint.huggingface_config import read_source_vocab_size
 from multihop.pretrain.checkpoint.huggingface_export import export_model
-from multihop.pretrain.checkpoint.huggingface_import import import_model
+from multihop.pretrain.checkpoint.huggingface_import import import_model, is_huggingface
 from multihop.pretrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointManifest,
@@ -38,7 +38,7 @@ from multihop.pretrain.checkpoint.verify import find_damage, list_steps
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.models.build import build_model_on_meta, init_parameter
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.models.families import FAMILIES, family_module, family_of_authors
 from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_dir_of
 
 _SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
@@ -181,15 +181,21 @@ def export_checkpoint(location: str, out: Path, step: int | None = None) -> Expo
 
 
 def import_checkpoint(source: Path, out: Path) -> Imported:
-    """Write the weights of a Hugging Face directory as a checkpoint of step 0 to the directory `out`.
+    """Write the weights of a Hugging Face directory, or of one in the layout of a family's authors, as a checkpoint of
+    step 0 to the directory `out`.
 
     Raises:
         UserError: `source` is not such a directory or its model is of no known family, or `out` is not empty.
     """
     with _create_directory(out) as temporary:
-        model, vocab_size, weights = import_model(source)
+        family = None if is_huggingface(source) else family_of_authors(source)
+        if family is None:
+            model, vocab_size, weights = import_model(source)
+        else:
+            model, vocab_size, weights = family_module(family, "authors").read_weights(source)
         initialized, shapes = [], {}
-        on_meta = build_model_on_meta(model, vocab_size, read_source_vocab_size(source))
+        source_vocab_size = read_source_vocab_size(source) if family is None else None
+        on_meta = build_model_on_meta(model, vocab_size, source_vocab_size)
         for name, outline in on_meta.named_parameters():
             shapes[name] = list(outline.shape)
             if name not in weights:

@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Hops, Pooling
+from multihop.eval.finetune.crf import Crf
 from multihop.eval.finetune.pooling import HopPooling, concatenated, maxima, means
 from multihop.eval.finetune.templates import DELIMITERS
 from multihop.eval.model.token_types import with_token_types
@@ -38,16 +39,31 @@ class FeatureReader(nn.Module):
         self.indexes, self.combine = features.indexes(len(state_widths) - 1), features.combine
         widths = [state_widths[index] for index in self.indexes]
         self.width = sum(widths) if self.combine == "concat" else widths[0]
-        if self.combine == "mix":
+        if self.combine in ("mix", "mix_both"):
             self.mix = nn.Parameter(torch.zeros(len(self.indexes)))
             self.scale = nn.Parameter(torch.ones(()))
         self.lstm: nn.LSTM | None = None
-        if features.head == "bilstm":
+        if features.head != "linear":
             self.lstm = nn.LSTM(self.width, LSTM_UNITS, LSTM_DEPTH, bidirectional=True)
             self.width = 2 * LSTM_UNITS
             for parameter in self.lstm.parameters():
                 # torch's own bound, drawn with the trial's seed.
                 nn.init.uniform_(parameter, -(LSTM_UNITS**-0.5), LSTM_UNITS**-0.5, generator=generator)
+        if self.combine == "mix_both":
+            self.mix_above = nn.Parameter(torch.zeros(len(self.indexes)))
+            self.scale_above = nn.Parameter(torch.ones(()))
+            self.width += widths[0]
+
+    def layer_weights(self) -> dict[str, dict[str, float]]:
+        """Return the learned shares of the hidden states, which sum to 1, by their indexes: of the sum below the
+        BiLSTM, and of the one above; empty if none are learned."""
+        mixes = {"mix": ["mix"], "mix_both": ["mix", "mix_above"]}.get(self.combine, [])
+        names = dict(zip(mixes, ("below", "above"), strict=False))
+        shares = {names[name]: self.get_parameter(name).detach().softmax(0).tolist() for name in mixes}
+        return {
+            name: {str(index): share for index, share in zip(self.indexes, each, strict=True)}
+            for name, each in shares.items()
+        }
 
     def forward(self, states: list[Tensor], cu_seqlens: Tensor) -> Tensor:
         """Return (N, width), the linear layer's input for each token of packed sequences.
@@ -56,11 +72,15 @@ class FeatureReader(nn.Module):
             states: the model's hidden states, (N, H) each.
             cu_seqlens: int64 (S + 1,), cumulative sequence lengths, from 0 to N.
         """
-        x = self._combined([states[i] for i in self.indexes])
+        chosen = [states[i] for i in self.indexes]
+        x = self._combined(chosen)
         if self.lstm is None:
             return x
         sequences = x.split(cu_seqlens.diff().tolist())
-        return torch.cat(unpack_sequence(self.lstm(pack_sequence(sequences, enforce_sorted=False))[0]))
+        read = torch.cat(unpack_sequence(self.lstm(pack_sequence(sequences, enforce_sorted=False))[0]))
+        if self.combine != "mix_both":
+            return read
+        return torch.cat([read, _mixed(torch.stack(chosen), self.mix_above, self.scale_above)], 1)
 
     def _combined(self, chosen: list[Tensor]) -> Tensor:
         if self.combine == "concat":
@@ -68,7 +88,12 @@ class FeatureReader(nn.Module):
         stacked = torch.stack(chosen)
         if self.combine == "sum":
             return stacked.sum(0)
-        return self.scale * torch.einsum("l,lnh->nh", self.mix.softmax(0), stacked)
+        return _mixed(stacked, self.mix, self.scale)
+
+
+def _mixed(stacked: Tensor, mix: Tensor, scale: Tensor) -> Tensor:
+    """Map (layers, N, H) to (N, H) by equation 1 of Peters et al. 2018."""
+    return scale * torch.einsum("l,lnh->nh", mix.softmax(0), stacked)
 
 
 class TaskModel(nn.Module):
@@ -114,6 +139,10 @@ class TaskModel(nn.Module):
         self.head = nn.Linear(3 * width if pooled and pooling == "concat" else width, outputs)
         nn.init.normal_(self.head.weight, std=0.02, generator=generator)
         nn.init.zeros_(self.head.bias)
+        self.crf: Crf | None = None
+        if features is not None and features.head == "bilstm_crf":
+            assert task.kind == "tagging", "check_settings refuses other kinds"
+            self.crf = Crf(outputs)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules; a frozen encoder stays in evaluation mode."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,10 +90,14 @@ class TargetScale:
 
 
 def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale: TargetScale) -> Tensor:
-    """Return the mean over the predictions: cross-entropy in nats, or the squared error of the standardized targets."""
+    """Return the mean over the predictions: cross-entropy in nats, of labels of words with a CRF the whole sentence's,
+    or the squared error of the standardized targets."""
     device = next(model.parameters()).device
-    outputs = model(**to_device(examples.collate(batch), device))
+    inputs = to_device(examples.collate(batch), device)
+    outputs = model(**inputs)
     labels = torch.from_numpy(examples.labels_of(batch)).to(device)
+    if model.crf is not None:
+        return model.crf.loss(outputs, _cu_words(inputs), labels.long())
     if model.kind == "regression":
         return F.mse_loss(outputs.squeeze(-1), ((labels - scale.mean) / scale.std).float())
     return F.cross_entropy(outputs, labels.long())
@@ -108,9 +113,11 @@ def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale)
     answers: list[NDArray[np.float64]] = [np.empty(0)] * len(examples)
     probabilities = [np.empty(0)] * len(examples)
     for batch in batches_of_tokens(examples.lengths, _PREDICT_TOKENS):
-        outputs = model(**to_device(examples.collate(batch), device)).double()
+        inputs = to_device(examples.collate(batch), device)
+        outputs = model(**inputs).double()
         if model.kind == "tagging":
-            labels, at = outputs.argmax(-1).cpu().numpy(), 0
+            tags = outputs.argmax(-1) if model.crf is None else model.crf.decode(outputs, _cu_words(inputs))
+            labels, at = tags.cpu().numpy(), 0
             for i in batch:
                 first, last = examples.cu_examples[i], examples.cu_examples[i + 1]
                 kept = int(examples.cu_words[last] - examples.cu_words[first])
@@ -124,6 +131,11 @@ def predict(model: TaskModel, task: Task, examples: Encoded, scale: TargetScale)
             for i, row in zip(batch, outputs.softmax(-1).cpu().numpy(), strict=True):
                 answers[i], probabilities[i] = np.array([float(row.argmax())]), row
     return Predicted(answers, probabilities)
+
+
+def _cu_words(inputs: Mapping[str, Any]) -> Tensor:
+    """Return int64 (S + 1,): cumulative numbers of labeled words of the sequences."""
+    return torch.searchsorted(inputs["words"], inputs["packed"].cu_seqlens)
 
 
 def score_of(task: Task, examples: Encoded, predicted: Predicted) -> tuple[float, dict[str, float]]:

@@ -70,6 +70,10 @@ def check_examples(texts: Sequence[str], family: str, mask: str | None) -> None:
     """
     for number, text in enumerate(texts):
         key = f"eval.examples[{number}]={text!r}"
+        if not FAMILIES[family].causal and not FAMILIES[family].predicts_masks:
+            raise UserError(
+                f"{key} is for causal and masked models, but model.family={family} is neither; remove eval.examples"
+            )
         if not FAMILIES[family].causal:
             if mask is not None and mask not in text:
                 raise UserError(f"{key} has no mask token; write {mask} where a token is to be filled in")

@@ -54,7 +54,9 @@ class TrainedModel:
     @property
     def command(self) -> str:
         """The subcommand of multihop for models of this family."""
-        return "translate" if self.family.translates else "generate" if self.family.causal else "fill-mask"
+        if self.family.translates or self.family.causal:
+            return "translate" if self.family.translates else "generate"
+        return "fill-mask" if self.family.predicts_masks else "embed"
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""

@@ -65,6 +65,7 @@ _TARGETS = {
     "mlm_loss": "masked tokens",
     "plm_loss": "tokens in a random order",
     "clm_loss": "the next token",
+    "bilm_loss": "the next and the previous token",
     "translation_loss": "the target's next token",
 }
 
@@ -222,6 +223,7 @@ def _caption(curves: list[Curve]) -> str:
         "plm_loss": "plm_loss: cross-entropy of the predicted tokens given those before them in the order, in nats per "
         "token.",
         "clm_loss": "clm_loss: cross-entropy of the next token, in nats per token.",
+        "bilm_loss": "bilm_loss: mean cross-entropy of the next and of the previous token, in nats per token.",
         "translation_loss": "translation_loss: cross-entropy of the target's next token, in nats per token; held-out "
         "without label smoothing.",
         "nsp_loss": "nsp_loss: cross-entropy of next-sentence prediction, in nats per pair.",

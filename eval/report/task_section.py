@@ -41,6 +41,7 @@ def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> Te
         "chosen": [(name, settings_text(choice.chosen, result)) for name, choice in chosen.items()],
         "grid": _grid(result),
         "others": _other_metrics(chosen),
+        "layer_weights": _layer_weights(chosen),
         "published": [(p.model, p.metric, show(p.score), p.split, p.source) for p in beside],
         "published_on_another": result.kind == "translation",
         "pictures": _pictures(result, {name: choice.chosen.rows for name, choice in chosen.items()}),
@@ -121,6 +122,23 @@ def _other_metrics(chosen: dict[str, Choice]) -> list[tuple[str, ...]]:
     trials = [[row["other_metrics"] for row in choice.chosen.rows] for choice in chosen.values()]
     names = dict.fromkeys(name for metrics in trials for each in metrics for name in each)
     return [(name, *(spread([each[name] for each in metrics if name in each]) for metrics in trials)) for name in names]
+
+
+def _layer_weights(chosen: dict[str, Choice]) -> list[tuple[str, ...]]:
+    """Return a row for each hidden state of a learned mix: its name, then the spread of its share over the seeds for
+    each initialization; nothing without such a mix."""
+    trials = [[row.get("layer_weights") or {} for row in choice.chosen.rows] for choice in chosen.values()]
+    states = dict.fromkeys(
+        (place, index) for group in trials for each in group for place, shares in each.items() for index in shares
+    )
+    several = len({place for place, _ in states}) > 1
+    return [
+        (
+            ("embeddings" if index == "0" else f"layer {index}") + (f", {place} the BiLSTM" if several else ""),
+            *(spread([each[place][index] for each in group if index in each.get(place, {})]) for group in trials),
+        )
+        for place, index in states
+    ]
 
 
 def _pictures(result: TaskResult, rows: dict[str, Sequence[Row]]) -> list[tuple[str, str]]:

@@ -43,6 +43,11 @@ def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) ->
                 f"task {HELDOUT} reads the held-out text of a run, but eval.checkpoint is a Hugging Face model; "
                 "remove the task from eval.tasks"
             )
+        if not task.is_trained and not (declared.causal or declared.translates or declared.predicts_masks):
+            raise UserError(
+                f"task {name} scores texts by a causal or a masked model, but model.family={family} predicts each "
+                "token from one side at a time, and is for fine-tuning and features; remove the task from eval.tasks"
+            )
         if task.needs_causal and not declared.causal:
             causal = " or ".join(known for known, other in FAMILIES.items() if other.causal)
             raise UserError(
@@ -80,10 +85,10 @@ def check_start_from(config: EvalConfig, tasks: Sequence[TaskSource]) -> None:
 
 
 def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], model: ModelConfig) -> None:
-    """Refuse features that the model lacks, impossible settings by layer, and document context where there are no
-    documents.
+    """Refuse features that the model lacks or a task cannot use, impossible settings by layer, and document context
+    where there are no documents.
 
-    Only tasks with document context are read. Set for all tasks, document context is for those of tagging.
+    Only tasks with document context or a CRF are read. Set for all tasks, document context is for those of tagging.
 
     Args:
         model: the model that is evaluated.
@@ -97,6 +102,12 @@ def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], model: Model
     for section, source in zip(config.tasks, tasks, strict=True):
         for settings in settings_of(config, section) if source.is_trained else ():
             _check_layerwise(section.name, settings, model)
+        features = section.features or config.features
+        if features is not None and features.head == "bilstm_crf" and (kind := source.task.kind) != "tagging":
+            raise UserError(
+                f"features.head=bilstm_crf is for tagging, but task {source.task.name} is of kind {kind}; set the "
+                "features of each task, with head=bilstm for this one"
+            )
         of_task = section.document_context
         if of_task if of_task is not None else config.document_context:
             task = source.task

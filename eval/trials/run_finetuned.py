@@ -45,7 +45,7 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     )
     sizes = {name: len(examples) for name, examples in inputs.sets.items()}
     row = _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on)
-    return row | _keep_weights(trial, model), predictions
+    return row | _layer_weights(model) | _keep_weights(trial, model), predictions
 
 
 def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:
@@ -56,7 +56,7 @@ def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:
     model = _with_head(trial, inputs.task, settings)
     result = finetune_spans(model, inputs, settings, trial.seed)
     row = _row(result.value, result.other_metrics, result.history, inputs.sizes, inputs.reported_on)
-    return row | _keep_weights(trial, model), result.predictions
+    return row | _layer_weights(model) | _keep_weights(trial, model), result.predictions
 
 
 _Inputs = TypeVar("_Inputs")
@@ -115,6 +115,12 @@ def _keep_weights(trial: Trial, model: TaskModel) -> Row:
         save_file({name: tensor.contiguous() for name, tensor in model.encoder.state_dict().items()}, temporary)
         sha256 = sha256_file(temporary)
     return {"weights_sha256": sha256}
+
+
+def _layer_weights(model: TaskModel) -> Row:
+    """Return the learned shares of the hidden states, if there are any, for the row."""
+    weights = model.features.layer_weights() if model.features is not None else {}
+    return {"layer_weights": weights} if weights else {}
 
 
 def _row(

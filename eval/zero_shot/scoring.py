@@ -127,9 +127,9 @@ def pseudo_log_likelihoods(
         float64 (sentences,), in nats.
 
     Raises:
-        UserError: the model is causal, or a sentence exceeds its positions.
+        UserError: the model is no masked one, or a sentence exceeds its positions.
     """
-    if FAMILIES[model.config.family].causal:
+    if not FAMILIES[model.config.family].predicts_masks:
         raise UserError(
             f"pseudo-log-likelihoods need a masked model, but model.family={model.config.family}; remove the task"
         )

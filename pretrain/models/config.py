@@ -85,6 +85,11 @@ class ModelConfig(Section):
         """Whether initial embeddings are computed from the token co-occurrences of the training text."""
         return getattr(self, "word_init", None) == "cooccurrences"
 
+    @property
+    def untrainable(self) -> str | None:
+        """Why a model with these keys can be evaluated but not trained, and what to do; None: it can be trained."""
+        return None
+
     def train_flops(
         self,
         vocab_size: int,

@@ -5,6 +5,7 @@ A family is found by the `FAMILY` in the config.py of its folder. Nothing in thi
 
 import pkgutil
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
@@ -50,6 +51,14 @@ assert len(PRESETS) == sum(len(family.presets) for family in FAMILIES.values()),
 def families_with(key: str) -> str:
     """The names of the families whose `model` section has a key, for messages: "bert or roberta"."""
     return " or ".join(name for name, family in FAMILIES.items() if key in family.config.model_fields)
+
+
+def family_of_authors(folder: Path) -> str | None:
+    """The family whose authors published weights in the layout of a directory; None: there is none."""
+    found = (
+        name for name, family in FAMILIES.items() if family.authors_file and (folder / family.authors_file).exists()
+    )
+    return next(found, None)
 
 
 def _fill_preset(content: Any) -> Any:

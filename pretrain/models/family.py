@@ -32,6 +32,9 @@ class Family:
     """Whether the cls token ends a sequence instead of beginning it, as the only token of its type, 2."""
     pair_separators: int = 1
     """Number of separator tokens between the two texts of a pair in fine-tuning."""
+    authors_file: str | None = None
+    """A file of the layout in which the family's authors published weights, by which a directory in it is known;
+    `read_weights` in `pretrain/models/NAME/authors.py` reads it. None: there is no such layout."""
     presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Published sizes, as keys of the recipe's `model` section, without the vocabulary's, which the data decides."""
 
@@ -39,6 +42,11 @@ class Family:
     def default_objective(self) -> str:
         """The objective if the recipe does not set `objective.name`."""
         return self.objectives[0]
+
+    @property
+    def predicts_masks(self) -> bool:
+        """Whether it is trained to predict hidden tokens from those on both sides."""
+        return any(name == "plm" or name.startswith("mlm") for name in self.objectives)
 
 
 def sizes(layers: int, hidden: int, heads: int, max_positions: int, **others: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ OBJECTIVES = {
         "plm", _MASKED, frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents"})
     ),
     "clm": ObjectiveNeeds("clm", frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
+    "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset()),
     "translation": ObjectiveNeeds(
         "translation",
         frozenset({"pad", "end", "unk"}),
@@ -64,11 +65,12 @@ class ObjectiveConfig(Section):
     """The training objective: what the model learns to predict."""
 
     name: Annotated[
-        Literal["mlm+nsp", "mlm+sop", "mlm", "plm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY
+        Literal["mlm+nsp", "mlm+sop", "mlm", "plm", "clm", "bilm", "translation"], COMPATIBILITY | ORDER | MEMORY
     ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
     masked tokens of full sentences; plm: tokens of full sentences in a random order (Yang et al. 2019); clm: the next
-    token; translation: the target of each pair. The default depends on model.family."""
+    token; bilm: the next token and the previous one; translation: the target of each pair. The default depends on
+    model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm and plm; default under plm 1/6, as published."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)
@@ -95,7 +97,8 @@ class ObjectiveConfig(Section):
     def _check_isolate_documents(self) -> "ObjectiveConfig":
         if self.isolate_documents and "isolate_documents" not in self.needs.keys:
             raise UserError(
-                f"isolate_documents has no effect with name={self.name}, whose samples are pairs; remove it"
+                f"isolate_documents has no effect with name={self.name}, only with "
+                f"{' or '.join(objectives_with('isolate_documents'))}; remove it"
             )
         return self
 

@@ -26,12 +26,21 @@ _BLOCK = 2**16
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
     """All samples of a set of documents: int64 (samples, 4), of (first document, start in it, last document, stop in
     it)."""
+    return full_sentences(documents, seq_len, gap=1 + int(objective.isolate_documents))
+
+
+def full_sentences(documents: Documents, seq_len: int, gap: int, sentence_gap: int = 0) -> NDArray[np.int64]:
+    """The rows of `build_index` for samples of at most `seq_len` tokens, of which two are special ones at the ends.
+
+    Args:
+        gap: Number of special tokens between two documents.
+        sentence_gap: Number of special tokens between two sentences, or parts of a long one, of any documents.
+    """
     samples: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
-    gap = 1 + int(objective.isolate_documents)
     document = start = 0
     while document < len(documents):
         stop = min(document + max(_BLOCK, seq_len), len(documents))
-        rows = _cut(documents, document, start, stop, seq_len - 2, gap)
+        rows = _cut(documents, document, start, stop, seq_len - 2, gap, sentence_gap)
         if stop < len(documents):  # the last sample may continue in the next block
             rows, (document, start) = rows[:-1], rows[-1, :2].tolist()
         else:
@@ -40,7 +49,9 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     return np.concatenate(samples)
 
 
-def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap: int) -> NDArray[np.int64]:
+def _cut(
+    documents: Documents, first: int, start: int, stop: int, room: int, gap: int, sentence_gap: int
+) -> NDArray[np.int64]:
     """The samples of the documents first to stop - 1, from `start` in the first one, of `room` text tokens each."""
     sentence_ends = [documents.sentence_ends(i).astype(np.int64) for i in range(first, stop)]
     sentence_ends[0] = sentence_ends[0][sentence_ends[0] > start]
@@ -57,6 +68,7 @@ def _cut(documents: Documents, first: int, start: int, stop: int, room: int, gap
 
     lengths = np.array([each[-1] for each in sentence_ends])
     offsets = np.concatenate([[0], np.cumsum(lengths + gap)])[document - first]
+    offsets = offsets + sentence_gap * np.arange(len(document))
     next_first = np.searchsorted(ends + offsets, begins + offsets + room, side="right")
     firsts, at = [], 0
     while at < len(next_first):

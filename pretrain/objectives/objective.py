@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.objectives import clm, mlm, plm, sentence_pairs, translation
+from multihop.pretrain.objectives import bilm, clm, mlm, plm, sentence_pairs, translation
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
@@ -50,6 +50,8 @@ class Objective(Protocol):
 def objective_of(config: ObjectiveConfig) -> Objective:
     """The objective of a recipe."""
     match config.name:
+        case "bilm":
+            return bilm
         case "clm":
             return clm
         case "mlm":

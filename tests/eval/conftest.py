@@ -148,6 +148,12 @@ def xlnet() -> ModelConfig:
 
 
 @pytest.fixture
+def bilm() -> ModelConfig:
+    """A biLM of two layers."""
+    return parse_model_config({"family": "bilm", "layers": 2, "hidden": 64, "lstm_width": 64, "max_positions": 64})
+
+
+@pytest.fixture
 def quick() -> TrialSettings:
     """Settings with which a tiny model learns the made-up sets in a second or two."""
     return TrialSettings(epochs=4, lr=3e-3, batch_size=8, seq_len=32)

@@ -4,7 +4,7 @@ import hashlib
 import typing
 
 import numpy as np
-from kinds_of_families import TRAINED_WITH
+from kinds_of_families import TRAINED_WITH, model_section
 
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import RankBatch
@@ -20,7 +20,7 @@ def config_of(
         {
             "seed": 5,
             "data": {"sources": [{"path": "texts", "weight": weight} for weight in weights or [None]]},
-            "model": {"family": TRAINED_WITH[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+            "model": model_section(TRAINED_WITH[name], layers=1, hidden=8, heads=1, max_positions=64),
             "objective": {"name": name, "isolate_documents": bool(isolated), **rules},
             "phases": phases,
             "engine": {"heldout_samples": 11},
@@ -51,6 +51,8 @@ def sequence_hashes(step: RankBatch) -> list[str]:
             for name, values in sorted(seen.items()):
                 if name == "masked_positions":
                     part = values[mine] - start
+                elif name == "next_positions":
+                    part = values[(values >= start) & (values < stop)] - start
                 elif name == "labels" and mine is not None:
                     part = values[mine]
                 elif name in ("is_random_next", "is_swapped"):

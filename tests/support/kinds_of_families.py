@@ -14,6 +14,8 @@ TEXT_FAMILIES = {
 """Families that are an encoder or a decoder alone, with attention or causal."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Text families that a class of transformers loads."""
+STACKED = {**TEXT_FAMILIES, "bilm": FAMILIES["bilm"]}
+"""These, and the one with layers of another kind that the same tests hold for."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
@@ -22,10 +24,13 @@ WORD_INIT = {name: family for name, family in TEXT_FAMILIES.items() if "word_ini
 """Text families whose embeddings can begin as co-occurrence vectors."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
 TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
-TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer"]}
+TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*STACKED, "transformer"]}
 """One family for each objective, by the name of the objective."""
 
 
-def keys_of(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a `model` section that the family has."""
-    return {key: value for key, value in sizes.items() if key in FAMILIES[family].config.model_fields}
+def model_section(family: str, **sizes: Any) -> dict[str, Any]:
+    """Return a recipe's `model` section of a family, without those of the sizes that it has no key for."""
+    return {
+        "family": family,
+        **{key: size for key, size in sizes.items() if key in FAMILIES[family].config.model_fields},
+    }

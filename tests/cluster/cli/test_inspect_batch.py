@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH
+from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH, model_section
 from made_up_pairs import FIELDS, TOKENS, pair, write_jsonl
 from typer.testing import CliRunner
 
@@ -50,7 +50,7 @@ def write_recipe(folder: Path, texts: Path, objective: str = "mlm+nsp") -> Path:
             "heldout_fraction": 0.1,
         },
         "tokenizer": {"vocab_size": 100, "special_tokens": "gpt2" if name == "clm" else "bert"},
-        "model": {"family": TRAINED_WITH[name], "layers": 1, "hidden": 8, "heads": 1, "max_positions": 64},
+        "model": model_section(TRAINED_WITH[name], layers=1, hidden=8, heads=1, max_positions=64),
         "objective": {"name": name, "isolate_documents": bool(isolated)},
         "phases": PHASES,
         "engine": {"deepspeed": {}},
@@ -124,19 +124,21 @@ def test_samples_are_those_that_a_rank_trains_on(prepared: tuple[Path, Path], tm
         def spelled(ids: Iterable[int]) -> str:
             return "".join(model.id_to_token(int(i)) for i in ids).replace("▁", "")
 
-        # A sample is one sequence, or several if documents are isolated; in order, samples and sequences are the same.
+        # A sample is one sequence, or several if documents are separate; in order, samples and sequences are the same.
         # Under plm the text is an input, too, and the mask tokens stand for the query stream's.
-        name = "text" if recipe.objective.name in ("clm", "plm") else "masked_text"
+        name = "masked_text" if recipe.objective.name.startswith("mlm") else "text"
         shown = [sample[name].replace(" ", "") for sample in samples]
         assert "".join(shown) == "".join(map(spelled, sequences))
-        assert len(samples) == len(sequences) or recipe.objective.isolate_documents
+        separate = recipe.objective.isolate_documents or recipe.objective.name == "bilm"
+        assert len(samples) == len(sequences) or separate
         for sample in samples:
             for part in sample["documents"]:
                 number = int(np.flatnonzero(data.train.ids == int(part["document"]))[0])
                 assert data.manifest.sources[data.train.source(number)] == part["source"]
                 span = data.train.tokens(number)[part["start"] : part["stop"]].tolist()
                 original = spelled(span[:-1])  # under clm the last token is only a target
-                assert original in sample["text"].replace(" ", "")
+                # The marks between two sentences of a biLM are no tokens of the document.
+                assert original in sample["text"].replace(" ", "").replace("[SEP][CLS]", "")
 
 
 def test_the_ranks_share_the_samples_of_the_step(prepared: tuple[Path, Path]) -> None:
@@ -153,7 +155,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
     recipe = load_recipe(prepared[0], [])
     samples = inspected(prepared, "--step", "7")["samples"]
     shown = inspect(prepared, "--step", "7")
-    if recipe.objective.name != "clm":
+    if recipe.objective.name.startswith("mlm"):
         assert any("[MASK]" in sample["masked_text"] for sample in samples)
         assert all("[MASK]" not in sample["text"] for sample in samples)
         cls_last = recipe.objective.name == "plm"
@@ -178,7 +180,10 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
             several = len(sample["documents"]) if recipe.objective.isolate_documents else 1
             assert sample["text"].count("[CLS]") == several
             assert sample["text"].count("[SEP]") == len(sample["documents"])
-    if recipe.objective.name == "clm":
+    if recipe.objective.name == "bilm":
+        assert all(sample["text"].startswith("[CLS]") for sample in samples)
+        assert any(sample["text"].count("[CLS]") > 1 for sample in samples)
+    if not recipe.objective.name.startswith("mlm"):
         assert all("masked_text" not in sample for sample in samples)
         assert samples[0]["text"] in shown
     assert all(f"sample {sample['sample']}  epoch {sample['epoch']}" in shown for sample in samples)

@@ -70,6 +70,11 @@ MODERN = {
 }  # fmt: skip
 BAG = {**MASKED, "model": {"family": "bag", "hidden": 32, "max_positions": 64}}
 AWD = {**CAUSAL, "model": {"family": "awd-lstm", "layers": 2, "hidden": 32, "max_positions": 64}}
+BILM = {
+    **MASKED,
+    "model": {"family": "bilm", "layers": 2, "hidden": 32, "lstm_width": 16, "max_positions": 64, "dropout": 0.1},
+    "objective": {"name": "bilm"},
+}
 RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
 
 
@@ -144,6 +149,10 @@ KEYS: dict[str, Key] = {
     "model.cell": Key("model", "gru", base=RECURRENT),
     "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
     "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),
+    "model.lstm_width": Key("model", 24, base=BILM),
+    "model.skip_connections": Key("model", False, base=BILM),
+    "model.cell_clip": Key("model", 1e-3, base=BILM),
+    "model.projection_clip": Key("model", 1e-3, base=BILM),
     "objective.name": Key("batches", "mlm+nsp"),
     "objective.mask_rate": Key("batches", 0.3),
     "objective.max_predictions": Key("batches", 2),
@@ -226,8 +235,10 @@ A_RUN = {
     "checkpoint.save_interval", "checkpoint.keep", "checkpoint.keep_every",
 }  # fmt: skip
 """Keys whose effect `test_a_run_logs_evaluates_and_saves_at_the_configured_steps` tests."""
+_OF_CHARACTERS = "tests/pretrain/models/test_bilm.py::test_the_sizes_of_characters_are_those_of_the_weights"
 ELSEWHERE = {
     "model.init_from": "tests/pretrain/run/test_training.py::test_another_run_begins_with_the_weights_of_the_first",
+    **{f"model.characters.{name}": _OF_CHARACTERS for name in ("embedding", "filters", "highways", "max_characters")},
     "engine.compile": "tests/pretrain/engine/test_engine.py::test_compiled_layers_give_the_same_training",
     "engine.deterministic": "tests/pretrain/engine/test_device.py::test_new_memory_is_not_filled",
     "engine.data_workers": "tests/pretrain/data/test_batches.py::test_processes_that_make_batches_ahead_change_nothing",

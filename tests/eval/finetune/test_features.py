@@ -112,6 +112,33 @@ def test_states_are_combined_as_published() -> None:
     weights = torch.tensor([1.0, 2.0]).softmax(0)
     torch.testing.assert_close(reader(states, cu_seqlens), 3 * (weights[0] * states[3] + weights[1] * states[1]))
     assert reader.width == 4 and len(list(reader.parameters())) == 2
+    assert reader.layer_weights() == {"below": {"3": pytest.approx(weights[0]), "1": pytest.approx(weights[1])}}
+    assert read("sum")[0].layer_weights() == {}
+
+
+def test_a_mix_beside_the_output_has_weights_of_its_own() -> None:
+    states = list(torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(3)))
+    reader = _reader(Features(layers=[0, -1], combine="mix_both"))
+    with torch.no_grad():
+        reader.mix_above.copy_(torch.tensor([1.0, 2.0]))
+        reader.scale_above.fill_(3.0)
+        read = reader(states, torch.tensor([0, 2, 5]))
+    shares = torch.tensor([1.0, 2.0]).softmax(0)
+    assert read.shape == (5, reader.width) == (5, 2 * 768 + 4)
+    torch.testing.assert_close(read[:, 2 * 768 :], 3 * (shares[0] * states[0] + shares[1] * states[3]))
+    assert reader.layer_weights() == {
+        "below": {"0": 0.5, "3": 0.5}, "above": {"0": pytest.approx(shares[0]), "3": pytest.approx(shares[1])},
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match="head=linear has none; set combine=mix, or head=bilstm"):
+        Features(combine="mix_both", head="linear")
+
+
+@pytest.mark.usefixtures("bbc")
+def test_a_crf_is_for_tagging() -> None:
+    crf = {"layers": [-1], "head": "bilstm_crf"}
+    for config in ({"tasks": ["bbc-topics"], "features": crf}, {"tasks": [{"name": "bbc-topics", "features": crf}]}):
+        with pytest.raises(UserError, match="is for tagging, but task bbc-topics is of kind classification"):
+            _check_settings(EvalConfig.model_validate(config), 2)
 
 
 @settings(max_examples=3)
@@ -152,6 +179,7 @@ def test_a_seed_decides_the_lstm(bert: ModelConfig, bert_data: Path) -> None:
         ("modernbert", "bbc-topics", LINEAR, 8),
         ("modernbert_decoder", "conll2003", LINEAR, 8),
         ("xlnet", "bbc-topics", LINEAR, 8),
+        ("bilm", "conll2003", Features(layers=[0, 1, 2], combine="mix_both", head="bilstm_crf"), 4),
     ],
 )
 def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
@@ -175,6 +203,25 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
     if features.head == "linear":
         everything = sum(p.numel() for p in _model(config, data, task, None).parameters())
         assert sum(p.numel() for p in trained.values()) < everything / 10
+
+
+@pytest.mark.usefixtures("conll")
+def test_the_row_of_a_trial_has_the_learned_weights_of_the_layers(
+    bilm: ModelConfig, bert_data: Path, checkpoint: Checkpoint, few_units: None
+) -> None:
+    features = {"layers": [0, 1, -1], "combine": "mix", "head": "bilstm_crf"}
+    config = EvalConfig.model_validate(
+        {
+            "tasks": [{"name": "conll2003", "features": features}, "conll2003-pos"], "seeds": [0], "epochs": 1,
+            "seq_len": 32, "inits": ["pretrained"], "max_examples": 8, "lr": 1e-2,
+        }
+    )  # fmt: skip
+    evaluated = of_run(bilm, *checkpoint(bilm, bert_data), 7, bert_data, open_dataset(bert_data).manifest)
+    mixed, plain = (run_trial(trial).row for trial in plan_trials(config, open_tasks(config), evaluated))
+    assert mixed["status"] == plain["status"] == "ok" and "layer_weights" not in plain
+    shares = json.loads(json.dumps(mixed))["layer_weights"]["below"]
+    assert shares.keys() == {"0", "1", "2"} and sum(shares.values()) == pytest.approx(1)
+    assert all(share != 1 / 3 for share in shares.values())
 
 
 @pytest.mark.usefixtures("conll")

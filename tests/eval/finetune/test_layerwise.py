@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_of_families import TEXT_FAMILIES, keys_of
+from kinds_of_families import TEXT_FAMILIES, model_section
 from pydantic import ValidationError
 
 from multihop.common.errors import UserError
@@ -34,7 +34,7 @@ SIZES = {"layers": 2, "hidden": 16, "heads": 2, "embedding": 8, "max_positions":
 
 
 def config_of(family: str, **others: Any) -> ModelConfig:
-    return parse_model_config({"family": family, **keys_of(family, {**SIZES, **others})})
+    return parse_model_config(model_section(family, **{**SIZES, **others}))
 
 
 def model_of(family: str, data: Path, task: Task, **others: Any) -> TaskModel:

@@ -88,3 +88,5 @@ def test_texts_that_cannot_be_used_are_refused() -> None:
         check_examples(["A <mask>", "A [MASK]"], "roberta", "<mask>")
     with pytest.raises(UserError, match=r"eval.examples\[0\]='A \[MASK\]' has the mask token .* write a prompt"):
         check_examples(["A [MASK]"], "gpt2", None)
+    with pytest.raises(UserError, match=r"model\.family=bilm is neither; remove eval\.examples"):
+        check_examples(["A [MASK]"], "bilm", "[MASK]")

@@ -112,6 +112,19 @@ def test_a_section_among_the_settings_is_shown_key_by_key(tmp_path: Path) -> Non
         )
 
 
+def test_learned_weights_of_the_layers_are_shown(tmp_path: Path) -> None:
+    rows = report_rows([0.9, 0.8], [0.5])
+    for row in rows:
+        shares = {"0": 0.25, "2": 0.75} if row["init"] == "pretrained" else {"0": 0.5, "2": 0.5}
+        row["layer_weights"] = {"below": shares}
+    write_report(reported_run(tmp_path / "run", rows))
+    markdown = read_report(tmp_path / "run")[2]
+    assert "| embeddings | 0.250" in markdown and "| layer 2 | 0.750" in markdown
+    rows[0]["layer_weights"]["above"] = {"0": 0.1, "2": 0.9}
+    write_report(reported_run(tmp_path / "other", rows))
+    assert "| layer 2, above the BiLSTM | 0.900 | none |" in read_report(tmp_path / "other")[2]
+
+
 def _grid_run(folder: Path) -> Path:
     """Make a run with a task that has two rates, two checkpoints, curves and predictions of 40 examples."""
     rows = []

@@ -97,6 +97,8 @@ def test_an_unknown_task_and_one_that_the_model_cannot_do_are_refused() -> None:
     with pytest.raises(UserError, match=r"needs a causal model .model.family=gpt or gpt2 or modernbert-decoder."):
         _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bert")
     _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "gpt2")
+    with pytest.raises(UserError, match=r"model\.family=bilm predicts each token from one side at a time"):
+        _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bilm")
 
 
 def test_checking_a_recipe_imports_no_torch() -> None:

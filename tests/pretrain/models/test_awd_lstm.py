@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds_of_families import TEXT_FAMILIES, keys_of
+from kinds_of_families import TEXT_FAMILIES, model_section
 from packed_texts import packed
 from torch import Tensor
 from torch.nn import functional as F
@@ -159,7 +159,7 @@ def test_every_family_answers_with_groups_of_layers_from_input_to_output(family:
     sizes = {"layers": 3, "hidden": 8, "heads": 2, "embedding": 4, "max_positions": 16}
     if FAMILIES[family].config.model_fields["layers"].annotation is not int:
         sizes["layers"] = 0  # a bag has none
-    config = parse_model_config({"family": family, **keys_of(family, sizes)})
+    config = parse_model_config(model_section(family, **sizes))
     model = build_model_on_meta(config, 20)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [[names[id(parameter)] for parameter in group] for group in model.layer_groups()]

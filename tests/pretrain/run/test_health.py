@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds_of_families import TEXT_FAMILIES, keys_of
+from kinds_of_families import TEXT_FAMILIES, model_section
 from packed_texts import packed, sequences_of
 from rank_jobs import evaluate_rough_model
 from rank_pool import RankPool
@@ -130,7 +130,7 @@ def test_uniform_attention_has_entropy_one_and_attention_to_one_key_zero(causal:
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_every_family_is_observed_and_left_as_it_was(family: str) -> None:
     sizes = {"layers": 3, "hidden": 16, "heads": 2, "max_positions": 20, "dropout": 0.0}
-    config = parse_model_config({"family": family, **keys_of(family, sizes)})
+    config = parse_model_config(model_section(family, **sizes))
     model: Any = build_model(config, 50)
     fill = make_param_init(model, 3)
     for name, parameter in model.named_parameters():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from covering import short_and_long, three_way_combinations
-from kinds_of_families import OBJECTIVES, TRAINED_WITH
+from kinds_of_families import OBJECTIVES, TRAINED_WITH, model_section
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
 from tables_of_tests import Table
@@ -42,7 +42,7 @@ def recipe(objective: str, **changes: Any) -> dict[str, Any]:
     per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch_size": 2}
     content: dict[str, Any] = {
         "seed": 5,
-        "model": {**SIZES, "family": TRAINED_WITH[objective], "dropout": 0.1},
+        "model": model_section(TRAINED_WITH[objective], **SIZES, dropout=0.1),
         "objective": {"name": objective},
         "phases": [{"seq_len": 48, **samples, "steps": STEPS, "lr": 1e-2}],
         "optimizer": {"name": "lamb"},

@@ -1,0 +1,278 @@
+"""The bidirectional language model: its LSTM, its losses, what each direction sees, and the authors' own weights."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_texts import packed, sequences_of
+from pydantic import ValidationError
+from torch import Tensor
+from torch.nn import functional as F
+
+from multihop.common.errors import UserError
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.models.bilm.authors import read_options, read_weights
+from multihop.pretrain.models.bilm.characters import CHARACTERS, character_ids
+from multihop.pretrain.models.bilm.lstm import ProjectedLstm
+from multihop.pretrain.models.build import build_model, init_weights
+from multihop.pretrain.models.families import PRESETS, parse_model_config
+from multihop.pretrain.models.seq2seq.time_steps import time_steps_of
+from multihop.pretrain.packed_tokens import PackedTokens
+
+SIZES = {"family": "bilm", "layers": 2, "hidden": 16, "lstm_width": 12, "max_positions": 64, "dropout": 0.0}
+VOCABULARY = 50
+OPTIONS: dict[str, Any] = {
+    "lstm": {
+        "n_layers": 2, "dim": 6, "projection_dim": 4, "cell_clip": 3, "proj_clip": 3, "use_skip_connections": True,
+    },
+    "char_cnn": {
+        "embedding": {"dim": 3}, "filters": [[1, 3], [2, 5]], "n_highway": 1, "n_characters": 262,
+        "max_characters_per_token": 9, "activation": "relu",
+    },
+}  # fmt: skip
+FIXTURES = os.environ.get("BILM_TF_FIXTURES")
+
+
+def rough(**changes: Any) -> Any:
+    """Return a model, in double precision, whose weights are so large that its clips matter."""
+    model = build_model(parse_model_config({**SIZES, **changes}), VOCABULARY)
+    init_weights(model, 1)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator)
+    return model.double().eval()
+
+
+def slow_lstm(lstm: ProjectedLstm, x: Tensor, r: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what one sequence (T, P) becomes by the equations, step by step."""
+    outputs = []
+    for row in x.flip(0) if lstm.reverse else x:
+        i, f, g, o = (lstm.input_weight @ row + lstm.state_weight @ r + lstm.bias).chunk(4)
+        c = ((f + 1).sigmoid() * c + i.sigmoid() * g.tanh()).clamp(-lstm.cell_clip, lstm.cell_clip)
+        r = (lstm.projection @ (o.sigmoid() * c.tanh())).clamp(-lstm.projection_clip, lstm.projection_clip)
+        outputs.append(r)
+    out = torch.stack(outputs)
+    return out.flip(0) if lstm.reverse else out, r, c
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    clips=st.sampled_from([(None, None), (0.4, 0.3), (0.4, None)]),
+    reverse=st.booleans(),
+)
+def test_the_lstm_is_that_of_its_equations_with_its_gradients(
+    lengths: list[int], clips: tuple[float | None, float | None], reverse: bool
+) -> None:
+    model = rough(cell_clip=clips[0], projection_clip=clips[1])
+    lstm, steps = model.layers[0].directions[int(reverse)], time_steps_of(sequences_of(lengths))
+    generator = torch.Generator().manual_seed(sum(lengths))
+    x, r, c = (
+        torch.randn(rows, width, generator=generator, dtype=torch.float64).requires_grad_()
+        for rows, width in ((sum(lengths), 8), (len(lengths), 8), (len(lengths), 12))
+    )
+    order, rows = steps.order, steps.sorted_indices
+    out, last = lstm(x[order], steps, (r[rows], c[rows]))
+    found = (out[steps.inverse_order], *(each[steps.unsorted_indices] for each in last))
+    parts = [slow_lstm(lstm, *each) for each in zip(x.split(lengths), r, c, strict=True)]
+    expected = (torch.cat([each[0] for each in parts]), *(torch.stack([each[i] for each in parts]) for i in (1, 2)))
+    weights = [x, r, c, *lstm.parameters()]
+    gradients = []
+    for results in (found, expected):
+        upstream = torch.Generator().manual_seed(5)
+        total = sum((each * torch.randn(each.shape, generator=upstream)).sum() for each in results)
+        gradients.append(torch.autograd.grad(total, weights))  # type: ignore[arg-type]
+    for one, other in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(one, other)
+    if clips[1] is not None:
+        assert out.abs().max() <= 0.3
+
+
+def test_each_direction_sees_one_side_and_predicts_the_other() -> None:
+    model, ids = rough(), torch.randint(0, VOCABULARY, (20,), generator=torch.Generator().manual_seed(1))
+    changed = ids.clone()
+    changed[10] = (changed[10] + 1) % VOCABULARY
+    for one, other in zip(*(model.hidden_states(packed(text, [20])) for text in (ids, changed)), strict=True):
+        (forward, backward), (forward_changed, backward_changed) = one.chunk(2, 1), other.chunk(2, 1)
+        assert torch.equal(forward[:10], forward_changed[:10]) and torch.equal(backward[11:], backward_changed[11:])
+        assert not torch.equal(forward[10:], forward_changed[10:])
+        assert not torch.equal(backward[:11], backward_changed[:11])
+    first = model.hidden_states(packed(ids, [20]))[0]
+    assert torch.equal(first, model.word.weight[ids].repeat(1, 2))
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_the_loss_is_that_of_all_logits_of_both_directions(skips: bool) -> None:
+    model, lengths = rough(skip_connections=skips), [6, 1, 4]
+    ids = torch.randint(0, VOCABULARY, (11,), generator=torch.Generator().manual_seed(2))
+    text = packed(ids, lengths)
+    states = model.hidden_states(text)
+    lstm_only = rough(skip_connections=False)
+    if skips:
+        # The second layer's input is added to its output, the embedding is not to the first one's.
+        assert torch.equal(states[1], lstm_only.hidden_states(text)[1])
+        torch.testing.assert_close(states[2], states[1] + lstm_only.hidden_states(text)[2])
+    forward, backward = (F.linear(each, model.word.weight, model.word_bias) for each in states[-1].chunk(2, 1))
+    expected = torch.zeros((), dtype=torch.float64)
+    for start, stop in pairwise([0, 6, 7, 11]):
+        expected += F.cross_entropy(forward[start : stop - 1], ids[start + 1 : stop], reduction="sum")
+        expected += F.cross_entropy(backward[start + 1 : stop], ids[start : stop - 1], reduction="sum")
+    sums = model(text, next_positions=torch.tensor([0, 1, 2, 3, 4, 7, 8, 9]))
+    torch.testing.assert_close(sums["bilm"].double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(model.lm_head(states[-1]), forward)
+
+
+def test_a_text_read_in_parts_with_the_state_kept_is_the_whole_for_the_forward_model() -> None:
+    model, ids = rough(), torch.randint(0, VOCABULARY, (9,), generator=torch.Generator().manual_seed(3))
+    whole, _ = model.read(packed(ids, [9]))
+    first, state = model.read(packed(ids[:4], [4]))
+    second, _ = model.read(packed(ids[4:], [5]), state)
+    for one, *parts in zip(whole, first, second, strict=True):
+        torch.testing.assert_close(torch.cat(parts)[:, :8], one[:, :8])
+
+
+@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))
+def test_words_become_bytes_between_marks(words: list[str]) -> None:
+    ids = character_ids(words, 9)
+    assert ids.shape == (len(words) + 2, 9) and ids.min() >= 1 and ids.max() < CHARACTERS
+    assert ids[0].tolist() == [259, 257, 260, *[261] * 6] and ids[-1].tolist() == [259, 258, 260, *[261] * 6]
+    for word, row in zip(words, ids[1:-1].tolist(), strict=True):
+        read = [each - 1 for each in row[1 : row.index(260)]]
+        assert row[0] == 259 and bytes(read) == word.encode("utf-8", "ignore")[:7]
+        assert set(row[row.index(260) + 1 :]) <= {261}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"), [([], "the sentence has no words"), (["a", ""], "word 2 of the sentence is empty")]
+)
+def test_sentences_without_words_are_refused(words: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        character_ids(words, 50)
+
+
+@settings(max_examples=10)
+@given(
+    embedding=st.integers(1, 5),
+    filters=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=3),
+    highways=st.integers(0, 2),
+    max_characters=st.integers(5, 12),
+)
+def test_the_sizes_of_characters_are_those_of_the_weights(
+    embedding: int, filters: list[tuple[int, int]], highways: int, max_characters: int
+) -> None:
+    sizes = {"embedding": embedding, "filters": filters, "highways": highways, "max_characters": max_characters}
+    model: Any = build_model(parse_model_config({**SIZES, "characters": sizes}), CHARACTERS)
+    init_weights(model, 1)
+    assert model.word.weight.shape == (CHARACTERS, embedding)
+    assert [(*each.weight.shape,) for each in model.characters.convolutions] == [
+        (number, embedding, width) for width, number in filters
+    ]
+    assert len(model.characters.highways) == highways
+    ids = character_ids(["a", "word", "longer than it may be"], max_characters)
+    assert ids.shape == (5, max_characters)
+    text = PackedTokens(torch.from_numpy(ids), torch.arange(5), torch.tensor([0, 5]), 5)
+    states = model.hidden_states(text)
+    assert [each.shape for each in states] == [(5, 16)] * 3 and all(each.isfinite().all() for each in states)
+    with pytest.raises(UserError, match="has no output matrix"):
+        model.lm_head(states[-1])
+
+
+def test_what_a_model_cannot_be_is_refused() -> None:
+    for changes, complaint in (
+        ({"hidden": 15}, "hidden=15 is odd"),
+        ({"characters": {"filters": [[9, 4]], "max_characters": 8}}, "a width of 9 characters"),
+        ({"cell_clip": 0.0}, "greater than 0"),
+        ({"heads": 2}, "family=bilm has no heads"),
+    ):
+        with pytest.raises(ValidationError, match=complaint):
+            parse_model_config({**SIZES, **changes})
+    phases = [{"seq_len": 8, "steps": 1}]
+    with pytest.raises(ValidationError, match=r"set model\.characters=null"):
+        TrainingConfig.model_validate({"model": {"preset": "elmo"}, "phases": phases})
+    trained = TrainingConfig.model_validate({"model": {"preset": "elmo", "characters": None}, "phases": phases})
+    assert trained.objective.name == "bilm"
+
+
+def test_the_published_options_are_the_preset() -> None:
+    published = {
+        "lstm": {
+            "use_skip_connections": True, "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096,
+            "n_layers": 2,
+        },
+        "char_cnn": {
+            "activation": "relu", "max_characters_per_token": 50, "n_characters": 262, "n_highway": 2,
+            "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]], "embedding": {"dim": 16},
+        },
+    }  # fmt: skip
+    preset = parse_model_config({"preset": "elmo"}).model_dump(exclude={"preset"})
+    assert read_options(published, Path("options.json")).model_dump(exclude={"preset"}) == preset
+    assert PRESETS["elmo"]["characters"] == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"char_cnn": {"activation": "tanh"}}, "activation='tanh', and only relu is supported"),
+        ({"char_cnn": {"n_characters": 100}}, "n_characters=100, and the bytes of words and their marks are 261"),
+        ({"char_cnn": {"filters": [[1, 2], [2, 2]]}}, "as many filters as projection_dim=4"),
+        ({"char_cnn": {"filters": [[12, 3]]}}, "a width of 12 characters"),
+        ({"char_cnn": {"filters": 3}}, "does not have the options of ELMo"),
+        ({"lstm": {"dim": 4}}, "dim=4 and projection_dim=4"),
+        ({"lstm": {"cell_clip": -1}}, "cell_clip"),
+        ({"lstm": None}, "has no lstm; expected the options of an ELMo"),
+    ],
+)
+def test_options_that_are_not_supported_are_refused(changes: dict[str, Any], complaint: str) -> None:
+    options = {section: {**OPTIONS[section], **(changes.get(section) or {})} for section in OPTIONS}
+    for section, change in changes.items():
+        if change is None:
+            del options[section]
+    with pytest.raises(UserError, match=complaint):
+        read_options(options, Path("options.json"))
+
+
+def test_a_folder_without_one_file_of_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
+    with pytest.raises(UserError, match=r"needs one \.hdf5 file of weights beside options.json, and has none"):
+        read_weights(tmp_path)
+    (tmp_path / "one_weights.hdf5").touch()
+    (tmp_path / "other_weights.hdf5").touch()
+    with pytest.raises(UserError, match=r"has one_weights.hdf5, other_weights.hdf5; leave one"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.skipif(FIXTURES is None, reason="BILM_TF_FIXTURES does not name tests/fixtures/model of bilm-tf")
+def test_states_are_those_of_the_authors_own_test() -> None:
+    """Their test reads ten batches of three sentences, and keeps the state of each row from one to the next."""
+    h5py = pytest.importorskip("h5py", reason="the package h5py is not installed")
+    folder = Path(str(FIXTURES))
+    config, characters, weights = read_weights(folder)
+    assert config.characters is not None
+    model: Any = build_model(config, characters)
+    model.load_state_dict(weights)
+    model.eval()
+    sentences = json.loads((folder / "lm_embeddings_sentences.json").read_text())
+    states, compared, largest = None, 0, 0.0
+    for number in range(len(sentences[0])):
+        batch = [row[number].split() for row in sentences]
+        ids = [character_ids(words, config.characters.max_characters) for words in batch]
+        lengths = [len(each) for each in ids]
+        bounds = torch.tensor([0, *np.cumsum(lengths)])
+        text = PackedTokens(torch.from_numpy(np.concatenate(ids)), torch.zeros(0), bounds, max(lengths))
+        with torch.no_grad():
+            hidden, states = model.read(text, states)
+        for row, found in enumerate(hidden[-1].split(lengths)):
+            with h5py.File(folder / f"lm_embeddings_{row}.hdf5") as file:
+                expected = torch.from_numpy(np.concatenate(list(file[str(number)][...]), axis=1))
+            assert found[1:-1].shape == expected.shape
+            largest = max(largest, float((found[1:-1] - expected).abs().max()))
+            compared += 1
+    print(f"{compared} sentences, largest difference {largest:.2e}")
+    assert compared == 30 and largest < 1e-5
