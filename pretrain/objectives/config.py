@@ -23,26 +23,36 @@ class ObjectiveNeeds:
     """The names of the special tokens that its tokenizer must have."""
     keys: Set[str]
     """The keys of `ObjectiveConfig` that have an effect, apart from `name`."""
-    translates: bool = False
+    reads_pairs: bool = False
     """Whether its samples are pairs of texts, and the batch size may be in tokens."""
+    target_fits_source: bool = False
+    """Whether a target can have only as many tokens as its source."""
     reads_all_shards: str | None = None
     """Why it cannot take its samples from some shards at a time (`data.shuffle_window_shards`); None: it can."""
 
 
 _MASKED = frozenset({"pad", "unk", "cls", "sep", "mask"})
+_CAUSAL = frozenset({"end", "unk"})
+_PAIRS = frozenset({"pad", "end", "unk"})
 _MASKING = frozenset({"mask_rate", "max_predictions", "masking", "static_masks"})
 
 OBJECTIVES = {
     "mlm+nsp": ObjectiveNeeds("mlm", _MASKED, _MASKING, reads_all_shards="draws second segments from all documents"),
     "mlm+sop": ObjectiveNeeds("mlm", _MASKED, _MASKING),
     "mlm": ObjectiveNeeds("mlm", _MASKED, _MASKING | {"isolate_documents"}),
-    "clm": ObjectiveNeeds("clm", frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
+    "clm": ObjectiveNeeds("clm", _CAUSAL, frozenset({"isolate_documents"})),
     "translation": ObjectiveNeeds(
         "translation",
-        frozenset({"pad", "end", "unk"}),
+        _PAIRS,
         frozenset({"label_smoothing"}),
-        translates=True,
+        reads_pairs=True,
         reads_all_shards="sorts all pairs",
+    ),
+    "completion": ObjectiveNeeds(
+        "completion", _CAUSAL, frozenset(), reads_pairs=True, reads_all_shards="sorts all pairs"
+    ),
+    "ctc": ObjectiveNeeds(
+        "ctc", _PAIRS, frozenset(), reads_pairs=True, target_fits_source=True, reads_all_shards="sorts all pairs"
     ),
 }
 """The objectives by the value of `objective.name`."""
@@ -60,12 +70,12 @@ def objectives_with(key: str) -> list[str]:
 class ObjectiveConfig(Section):
     """The training objective: what the model learns to predict."""
 
-    name: Annotated[Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation"], COMPATIBILITY | ORDER | MEMORY] = (
-        "mlm+nsp"
-    )
+    name: Annotated[
+        Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation", "completion", "ctc"], COMPATIBILITY | ORDER | MEMORY
+    ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
-    masked tokens of full sentences; clm: the next token; translation: the target of each pair. The default depends on
-    model.family."""
+    masked tokens of full sentences; clm: the next token; translation: the target of each pair; completion: the same by a
+    causal model; ctc: the same, without a decoder. The default depends on model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.objectives import clm, mlm, sentence_pairs, translation
+from multihop.pretrain.objectives import clm, completion, ctc, mlm, sentence_pairs, translation
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
@@ -56,4 +56,8 @@ def objective_of(config: ObjectiveConfig) -> Objective:
             return mlm
         case "translation":
             return translation
+        case "completion":
+            return completion
+        case "ctc":
+            return ctc
     return sentence_pairs
