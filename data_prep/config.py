@@ -21,17 +21,27 @@ class PairFields(Section):
     source: int | str
     """Name of a field; for .tsv files, number of a column, from 1."""
     target: int | str
+    relation: int | str | None = Field(default=None, exclude_if=_is_default)
+    """The relation of triples, of which `source` is the head and `target` the tail: a source is read as "head
+    <relation>"; null: there is none."""
 
     @model_validator(mode="after")
     def _are_two_of_a_kind(self) -> "PairFields":
         sides = f"source={self.source}, target={self.target}"
-        if isinstance(self.source, int) != isinstance(self.target, int):
+        if self.relation is not None:
+            sides += f", relation={self.relation}"
+        if len({isinstance(side, int) for side in self.sides}) > 1:
             raise UserError(f"{sides}: expected two names of fields, or two column numbers for .tsv files")
-        if any(isinstance(side, int) and side < 1 for side in (self.source, self.target)):
+        if any(isinstance(side, int) and side < 1 for side in self.sides):
             raise UserError(f"{sides}: columns are counted from 1")
-        if self.source == self.target:
+        if len(set(self.sides)) < len(self.sides):
             raise UserError(f"{sides}: expected two different fields, one for each side of a pair")
         return self
+
+    @property
+    def sides(self) -> tuple[int | str, ...]:
+        """Source and target, and the relation of triples."""
+        return (self.source, self.target) if self.relation is None else (self.source, self.target, self.relation)
 
     @property
     def are_columns(self) -> bool:
