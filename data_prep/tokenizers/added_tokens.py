@@ -1,5 +1,7 @@
-"""Adds whole tokens to an existing vocabulary, such as the relations of triples: texts that have a token's characters get
-that token, whatever is beside them. They are the last ids, and no other id changes its meaning.
+"""Adds whole tokens to an existing vocabulary, such as the relations of triples.
+
+A text that has a token's characters gets that token, whatever is beside them. The added tokens have the last ids, and
+no other id changes its meaning.
 """
 
 import hashlib

@@ -46,8 +46,10 @@ class CausalDecoder:
         return state
 
     def decode_step(self, state: DecoderState, tokens: Tensor) -> Tensor:
-        """The hidden states (S * beams, H) after one more token of each hypothesis. The tokens of the first call are not
-        read: what comes before a hypothesis's first token is the end of its source."""
+        """The hidden states (S * beams, H) after one more token of each hypothesis.
+
+        The tokens of the first call are not read: the end of its source comes before a hypothesis's first token.
+        """
         assert isinstance(state, CausalDecoderState)
         if state.source_hidden is not None:
             hidden, state.source_hidden = state.source_hidden, None

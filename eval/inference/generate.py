@@ -84,8 +84,9 @@ def generate(
 
 
 def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
-    """Return the tokens of a prompt; the end token if it has none, as before a document. For a model that completes, the
-    prompt is a source.
+    """Return the tokens of a prompt; the end token if it has none, as before a document.
+
+    For a model that completes, the prompt is a source.
 
     Raises:
         UserError: the model is not causal, or has no position left for a token after the prompt.

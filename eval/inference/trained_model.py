@@ -57,7 +57,13 @@ class TrainedModel:
     @property
     def command(self) -> str:
         """The subcommand of multihop for models of this family."""
-        return "translate" if self.family.translates or self.completes else "generate" if self.family.causal else "fill-mask"
+        return (
+            "translate"
+            if self.family.translates or self.completes
+            else "generate"
+            if self.family.causal
+            else "fill-mask"
+        )
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""

@@ -63,9 +63,7 @@ def translate(
     return [done[number] for number in range(len(texts))]
 
 
-def _search(
-    trained: TrainedModel, sources: Sequence[Sequence[int]], search: Search
-) -> list[list[Hypothesis]]:
+def _search(trained: TrainedModel, sources: Sequence[Sequence[int]], search: Search) -> list[list[Hypothesis]]:
     """Return the hypotheses of sources, the best first, by the search of the model's family."""
     if trained.family.is_monotonic:
         return ctc_search(cast(MonotonicTranslator, trained.model), sources, trained.special_ids["pad"], search.beams)

@@ -66,8 +66,9 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[floa
 
 
 def mean_bleu_2(translations: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the mean over sentences of BLEU of unigrams and bigrams, 0 to 100, against all references of each, as it is
-    reported of knowledge bases (Bosselut et al. 2019, section 4.1); of sentences of one word, of unigrams.
+    """Return the mean over sentences of BLEU of unigrams and bigrams, 0 to 100; of sentences of one word, of unigrams.
+
+    A translation is compared with all references of its source (Bosselut et al. 2019, section 4.1).
 
     Raises:
         UserError: sacrebleu is not installed.

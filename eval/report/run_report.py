@@ -61,7 +61,13 @@ _HEALTH_NOTE = (
     "three times in a row, the cosine is above 0.5 or the gain below 0.02. A small model that learns may have a low "
     "rank, too."
 )
-_TARGETS = {"mlm_loss": "masked tokens", "clm_loss": "the next token", "translation_loss": "the target's next token"}
+_TARGETS = {
+    "mlm_loss": "masked tokens",
+    "clm_loss": "the next token",
+    "translation_loss": "the target's next token",
+    "completion_loss": "the target's next token",
+    "ctc_loss": "the target's tokens",
+}
 
 
 def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
@@ -217,6 +223,8 @@ def _caption(curves: list[Curve]) -> str:
         "clm_loss": "clm_loss: cross-entropy of the next token, in nats per token.",
         "translation_loss": "translation_loss: cross-entropy of the target's next token, in nats per token; held-out "
         "without label smoothing.",
+        "completion_loss": "completion_loss: cross-entropy of the target's next token, in nats per token.",
+        "ctc_loss": "ctc_loss: minus the log probability of the targets, over all alignments, in nats per token.",
         "nsp_loss": "nsp_loss: cross-entropy of next-sentence prediction, in nats per pair.",
         "sop_loss": "sop_loss: cross-entropy of sentence-order prediction, in nats per pair.",
     }

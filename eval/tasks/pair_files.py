@@ -61,7 +61,9 @@ class PairFiles(Section):
         if self.kind == "completion" and self.metric != "BLEU":
             raise UserError(f"metric={self.metric} is for kind translation; remove it")
         if self.train is not None and (not isinstance(self.test, str) or _format(self.train) != _format(self.test)):
-            raise UserError(f"train={self.train} and test={self.test} must be files of one format, with the same fields")
+            raise UserError(
+                f"train={self.train} and test={self.test} must be files of one format, with the same fields"
+            )
         formats = [_format(name) for name in self.files]
         if len(formats) == 2:
             if self.fields is not None:

@@ -1,5 +1,4 @@
-"""Completion: the target of a pair, given its source, by a causal model (Bosselut et al. 2019, section 3; Radford et al.
-2018, section 3.3).
+"""Completion: the target of a pair, given its source, by a causal model (Bosselut et al. 2019, section 3).
 
 A sample is a pair. The model reads `end source end target` and predicts `target end`, from the second end token on; the
 source is read, not predicted. The end token before the source is the one before a document in causal language modeling,

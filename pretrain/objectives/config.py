@@ -74,8 +74,8 @@ class ObjectiveConfig(Section):
         Literal["mlm+nsp", "mlm+sop", "mlm", "clm", "translation", "completion", "ctc"], COMPATIBILITY | ORDER | MEMORY
     ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
-    masked tokens of full sentences; clm: the next token; translation: the target of each pair; completion: the same by a
-    causal model; ctc: the same, without a decoder. The default depends on model.family."""
+    masked tokens of full sentences; clm: the next token; translation: the target of each pair; completion: the same by
+    a causal model; ctc: the same, without a decoder. The default depends on model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)

@@ -1,5 +1,5 @@
-"""Connectionist temporal classification (Graves et al. 2006): the target of a pair, a token or a blank for each token of
-its source, in order.
+"""Connectionist temporal classification (Graves et al. 2006): the target of a pair, a token or a blank for each token
+of its source, in order.
 
 A sample is a pair. The encoder reads `source end`, and each of its states emits a token of the target or a blank, which
 is the padding token. The target's probability is the sum over all sequences of emissions that give it when repetitions

@@ -3,6 +3,7 @@
 import typing
 
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import OBJECTIVES as NEEDS
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
 TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
@@ -11,9 +12,14 @@ AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if fam
 """Text families that a class of transformers loads."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
-TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
+TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates and not family.is_monotonic}
 """Families of an encoder and a decoder, trained on pairs."""
+COMPLETING = {name: family for name, family in FAMILIES.items() if "completion" in family.objectives}
+"""Causal families that are also trained on pairs."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
-TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
-TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer"]}
+TEXT_OBJECTIVES = [name for name in OBJECTIVES if not NEEDS[name].reads_pairs]
+TRAINED_WITH = {
+    **{FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer", "ctc"]},
+    "completion": "gpt2",
+}
 """One family for each objective, by the name of the objective."""

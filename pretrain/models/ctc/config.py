@@ -39,9 +39,7 @@ class CtcConfig(ModelConfig):
     @property
     def layer_config(self) -> Seq2SeqConfig | TransformerConfig:
         """The config of the family whose encoder layers these are."""
-        sizes: dict[str, Any] = {
-            key: getattr(self, key) for key in ("layers", "hidden", "max_positions", "dropout")
-        }
+        sizes: dict[str, Any] = {key: getattr(self, key) for key in ("layers", "hidden", "max_positions", "dropout")}
         if self.encoder != "transformer":
             return Seq2SeqConfig(**sizes, cell=self.encoder)
         if self.intermediate is not None:

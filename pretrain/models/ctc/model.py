@@ -44,8 +44,7 @@ class Ctc(MonotonicTranslator):
         self.word_bias = nn.Parameter(zeros(vocab_size))
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
-        """As in the family of the encoder: uniform within 0.1, or within sqrt(6 / (rows + columns)) with embeddings of a
-        standard deviation of hidden**-0.5."""
+        """As in the encoder's family: uniform within 0.1; or within sqrt(6 / (rows + columns)), embeddings normal."""
         if self.config.encoder != "transformer":
             nn.init.uniform_(parameter, -0.1, 0.1, generator=generator)
         elif name in ("word.weight", "source_word.weight"):
