@@ -15,7 +15,7 @@ from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.optim.schedule import learning_rate
 
 ROOT = Path(__file__).parents[3]
-OURS = {"continue", "demo", "demo-bert", "lamb", "reviews", "translation"}
+OURS = {"comet", "continue", "ctc", "demo", "demo-bert", "lamb", "reviews", "translation"}
 
 
 @dataclass(frozen=True)
