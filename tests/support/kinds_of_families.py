@@ -19,7 +19,7 @@ COMPLETING = {name: family for name, family in FAMILIES.items() if "completion" 
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
 TEXT_OBJECTIVES = [name for name in OBJECTIVES if not NEEDS[name].reads_pairs]
 TRAINED_WITH = {
-    **{FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer", "ctc"]},
+    **{FAMILIES[name].default_objective: name for name in [*TEXT_FAMILIES, "transformer", "ctc-encoder"]},
     "completion": "gpt2",
 }
 """One family for each objective, by the name of the objective."""

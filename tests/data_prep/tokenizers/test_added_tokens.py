@@ -17,14 +17,14 @@ from multihop.data_prep.tokenizers.added_tokens import add_tokens
 from multihop.data_prep.tokenizers.tokenizer import describe, load, parse
 from multihop.data_prep.tokenizers.training import train
 
-ADDED = ["<is_a>", "<part_of>", "→"]
-TEXTS = ["the wheel <part_of> a car", "wheel<is_a>thing", "a→b <is_a", "no relation at all is_a >"]
+ADDED = ["<is_a>", "<part_of>", "☃"]
+TEXTS = ["the wheel <part_of> a car", "wheel<is_a>thing", "a☃b <is_a", "no relation at all is_a >"]
 KINDS = ["bert", "gpt2", "roberta", "unigram", "bpe", "char"]
 
 
 @pytest.fixture(scope="module")
 def content_of(document: Callable[[int], str]) -> Callable[[str], bytes]:
-    texts = [*(document(number) for number in range(100)), *["abcdefghijklmnopqrstuvwxyz_<>→"] * 20]
+    texts = [*(document(number) for number in range(100)), *["abcdefghijklmnopqrstuvwxyz_<>"] * 20]
 
     @cache
     def of(kind: str) -> bytes:
@@ -63,7 +63,7 @@ def test_a_trained_tokenizer_has_them_among_its_tokens(kind: str, document: Call
     config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": size, "threads": 1, "added_tokens": ADDED})
     tokenizer = parse(train(texts, config))
     assert tokenizer.kind == kind and (tokenizer.vocab_size == size) == (kind != "char")
-    tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode(["one <is_a>two"])[0].tolist()]
+    tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode(["a <is_a>b"])[0].tolist()]
     assert tokens.count("<is_a>") == 1
     if kind == "char":
         assert all(len(token) == 1 for token in tokens if token != "<is_a>")
@@ -94,7 +94,7 @@ def test_a_data_set_has_them_and_says_what_they_were_before(tmp_path: Path) -> N
         source = documents.tokens(number)[: documents.source_lengths[number]]
         assert tokenizer.id_to_token(int(source[-1])) == "<is_a>"
     assert prepare(data, given, tmp_path / "b").fingerprint == manifest.fingerprint
-    other = given.model_copy(update={"added_tokens": ["<other>"]})
+    other = given.model_copy(update={"added_tokens": ["<is_a>", "<other>"]})
     assert prepare(data, other, tmp_path / "c").fingerprint != manifest.fingerprint
 
 

@@ -72,7 +72,7 @@ def test_the_best_path_may_not_be_the_best_target() -> None:
 
 def test_a_batch_is_its_sentences_alone() -> None:
     config = parse_model_config(
-        {"family": "ctc", "layers": 1, "hidden": 16, "max_positions": 30, "dropout": 0.0, "encoder": "gru"}
+        {"family": "ctc-encoder", "layers": 1, "hidden": 16, "max_positions": 30, "dropout": 0.0, "encoder": "gru"}
     )
     model: Any = build_model(config, 12).eval()
     init_weights(model, 1)

@@ -117,7 +117,7 @@ def test_bleu_2_takes_the_best_of_all_references() -> None:
 @pytest.mark.parametrize("encoder", [{"encoder": "lstm"}, {"encoder": "transformer", "heads": 4}])
 def test_ctc_learns_what_follows_its_source(encoder: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
-    sizes = {"family": "ctc", "layers": 1, "hidden": 64, "max_positions": 64, "dropout": 0.0, **encoder}
+    sizes = {"family": "ctc-encoder", "layers": 1, "hidden": 64, "max_positions": 64, "dropout": 0.0, **encoder}
     pairs = [shortened(number) for number in range(300)]
     trained = trained_on(pairs, CHARACTERS, {"model": sizes}, 150, tmp_path)
     unseen = [each for each in (shortened(number) for number in range(1000, 1040)) if each not in pairs]

@@ -36,7 +36,7 @@ every_encoder = pytest.mark.parametrize("encoder", ENCODERS, ids=lambda each: ea
 
 
 def model_of(encoder: dict[str, Any], vocabulary: int = 9, source_vocabulary: int | None = None) -> Any:
-    sizes = {"family": "ctc", "layers": 2, "hidden": 16, "max_positions": 40, "dropout": 0.0}
+    sizes = {"family": "ctc-encoder", "layers": 2, "hidden": 16, "max_positions": 40, "dropout": 0.0}
     model = build_model(parse_model_config({**sizes, **encoder}), vocabulary, source_vocabulary).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

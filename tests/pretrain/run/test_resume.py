@@ -274,8 +274,8 @@ TRANSLATING = {
     "additive": {"family": "seq2seq", "attention": "additive"},
     "fed": {"family": "seq2seq", "cell": "gru", "attention": "general", "input_feeding": True},
     "none": {"family": "seq2seq", "attention": "none"},
-    "ctc": {"family": "ctc"},
-    "ctc-transformer": {"family": "ctc", "encoder": "transformer", "heads": 2},
+    "ctc": {"family": "ctc-encoder"},
+    "ctc-transformer": {"family": "ctc-encoder", "encoder": "transformer", "heads": 2},
 }
 
 

@@ -9,7 +9,7 @@ import math
 from torch import Generator, Tensor, nn, zeros
 
 from multihop.pretrain.models.cpu.dropout import Dropout
-from multihop.pretrain.models.ctc.config import CtcConfig
+from multihop.pretrain.models.ctc_encoder.config import CtcEncoderConfig
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed
 from multihop.pretrain.models.layers.monotonic import MonotonicTranslator
@@ -22,13 +22,13 @@ from multihop.pretrain.models.transformer.layers import EncoderLayer as Transfor
 from multihop.pretrain.packed_tokens import PackedTokens
 
 
-class Ctc(MonotonicTranslator):
+class CtcEncoder(MonotonicTranslator):
     """The encoder and its output layer."""
 
-    config: CtcConfig
+    config: CtcEncoderConfig
     recurrent = True
 
-    def __init__(self, config: CtcConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
+    def __init__(self, config: CtcEncoderConfig, vocab_size: int, source_vocab_size: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.hidden)

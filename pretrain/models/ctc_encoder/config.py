@@ -13,10 +13,10 @@ from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
 from multihop.pretrain.models.transformer.config import TransformerConfig
 
 
-class CtcConfig(ModelConfig):
-    """The recipe's `model` section with `family: ctc`."""
+class CtcEncoderConfig(ModelConfig):
+    """The recipe's `model` section with `family: ctc-encoder`."""
 
-    family: Annotated[Literal["ctc"], SIZES] = "ctc"
+    family: Annotated[Literal["ctc-encoder"], SIZES] = "ctc-encoder"
     encoder: Annotated[Literal["lstm", "gru", "transformer"], SIZES] = "lstm"
     """lstm and gru: that of seq2seq, bidirectional, each direction half as wide as `hidden`; transformer: that of
     transformer, with norms before each sublayer."""
@@ -26,7 +26,7 @@ class CtcConfig(ModelConfig):
     """Width between the two projections of a feed-forward block; default 4 * `hidden` with `encoder: transformer`."""
 
     @model_validator(mode="after")
-    def _encoder_is_possible(self) -> "CtcConfig":
+    def _encoder_is_possible(self) -> "CtcEncoderConfig":
         is_transformer = self.encoder == "transformer"
         if is_transformer and self.heads is None:
             raise UserError("encoder=transformer needs heads; set it to a divisor of hidden")
@@ -67,8 +67,8 @@ class CtcConfig(ModelConfig):
 
 FAMILY = Family(
     display_name="CTC encoder",
-    config=CtcConfig,
-    model_class="Ctc",
+    config=CtcEncoderConfig,
+    model_class="CtcEncoder",
     causal=False,
     pooling="last",
     objectives=("ctc",),
