@@ -33,7 +33,7 @@ def ctc_search(
         blank: the token that stands for the blank.
     """
     packed = packed_to_device(pack_sequences(sources), model.word.weight.device)
-    emissions = model.emission_log_probabilities(model.encode_source(packed)).double().cpu().numpy()
+    emissions = model.emission_log_probabilities(model.encode(packed)).double().cpu().numpy()
     each = np.split(emissions, np.cumsum([len(source) for source in sources])[:-1])
     if beams == 1:
         return [[best_path(log_probabilities, blank)] for log_probabilities in each]

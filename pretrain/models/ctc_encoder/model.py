@@ -11,7 +11,8 @@ from torch import Generator, Tensor, nn, zeros
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.ctc_encoder.config import CtcEncoderConfig
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import embed
+from multihop.pretrain.models.layers.blocks import embed, select_tokens
+from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.monotonic import MonotonicTranslator
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
@@ -52,18 +53,31 @@ class CtcEncoder(MonotonicTranslator):
         else:
             nn.init.xavier_uniform_(parameter, generator=generator)
 
-    def encode_source(self, source: PackedTokens[Tensor]) -> Tensor:
-        """The encoder's outputs (Ns, H); see `MonotonicTranslator.encode_source`."""
-        table, sequences = self.word if self.source_word is None else self.source_word, Sequences.of(source)
+    def encode(
+        self,
+        packed: PackedTokens[Tensor],
+        sparse_lookup_grad: bool = False,
+        token_indices: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """The encoder's outputs (N, H), or (M, H), of packed sources; see `Model.encode`."""
+        assert cache is None, "the encoder is bidirectional"
+        table, sequences = self.word if self.source_word is None else self.source_word, Sequences.of(packed)
+        return select_tokens(self._encode(table, packed, sequences, sparse_lookup_grad), token_indices)
+
+    def _encode(
+        self, table: nn.Embedding, packed: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool
+    ) -> Tensor:
+        sparse_lookup_grad = sparse_lookup_grad and self.source_word is None
         if self.config.encoder != "transformer":
             steps = time_steps_of(sequences)
-            x = embed(table, source.input_ids.index_select(0, steps.order), sparse_lookup_grad=False)
+            x = embed(table, packed.input_ids.index_select(0, steps.order), sparse_lookup_grad)
             for layer in self.layers:
                 x, _ = layer(self.dropout(x), steps)
             return self.dropout(x.index_select(0, steps.inverse_order))
-        x = embed(table, source.input_ids, sparse_lookup_grad=False) * math.sqrt(self.config.hidden)
+        x = embed(table, packed.input_ids, sparse_lookup_grad) * math.sqrt(self.config.hidden)
         fixed = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
-        x = self.dropout(x + fixed.index_select(0, source.positions))
+        x = self.dropout(x + fixed.index_select(0, packed.positions))
         for layer in self.layers:
             x = layer(x, sequences)
         hidden: Tensor = self.final_norm(x)

@@ -28,17 +28,13 @@ class MonotonicTranslator(Model):
                 `multihop.pretrain.objectives.ctc.needed_states`.
             blank: the token that stands for the blank, and is in no target.
         """
-        log_probabilities = self.emission_log_probabilities(self.encode_source(source))
+        log_probabilities = self.emission_log_probabilities(self.encode(source))
         lengths = source.cu_seqlens.diff()
         padded = log_probabilities.new_zeros(source.max_seqlen, len(lengths), log_probabilities.shape[1])
         sequences = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         padded = padded.index_put((source.positions, sequences), log_probabilities)
         loss = F.ctc_loss(padded, target.input_ids, lengths, target.cu_seqlens.diff(), blank, reduction="sum")
         return {"ctc": loss}
-
-    def encode_source(self, source: PackedTokens[Tensor]) -> Tensor:
-        """The encoder's outputs (Ns, H), packed as the sources are, as in `forward`."""
-        raise NotImplementedError
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of the encoder's outputs (M, H), those of the blank included."""

@@ -84,8 +84,8 @@ def test_loss_and_gradient_are_those_of_forward_backward(lengths: list[tuple[int
     model = model_of(ENCODERS[0])
     sources, targets = (torch.from_numpy(np.concatenate([pair[side] for pair in pairs])) for side in (0, 1))
     source, target = (packed(ids, [len(pair[side]) for pair in pairs]) for side, ids in enumerate((sources, targets)))
-    hidden = model.encode_source(source).detach().requires_grad_()
-    model.encode_source = lambda _: hidden
+    hidden = model.encode(source).detach().requires_grad_()
+    model.encode = lambda _: hidden
     loss = model(source, target, BLANK)["ctc"]
     (gradient,) = torch.autograd.grad(loss, hidden)
     model.zero_grad()
@@ -104,7 +104,7 @@ def test_loss_and_gradient_are_those_of_forward_backward(lengths: list[tuple[int
 def test_the_loss_is_the_sum_over_all_paths() -> None:
     model = model_of(ENCODERS[0], vocabulary=3)
     source = packed(torch.tensor([1, 2, 2, 1]), [4])
-    log_probabilities = model.emission_log_probabilities(model.encode_source(source)).detach()
+    log_probabilities = model.emission_log_probabilities(model.encode(source)).detach()
     paths = list(itertools.product(range(3), repeat=4))
     for target in ([1], [2, 2], [1, 2, 1], [1, 1]):
         found = [sum(log_probabilities[t, token] for t, token in enumerate(path)) for path in paths
@@ -118,9 +118,9 @@ def test_what_stands_beside_a_source_changes_nothing(encoder: dict[str, Any]) ->
     model, lengths = model_of(encoder), [5, 1, 9, 3]
     ids = torch.randint(1, 9, (sum(lengths),), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        together = model.encode_source(packed(ids, lengths)).split(lengths)
+        together = model.encode(packed(ids, lengths)).split(lengths)
         for part, state in zip(ids.split(lengths), together, strict=True):
-            torch.testing.assert_close(state, model.encode_source(packed(part, [len(part)])))
+            torch.testing.assert_close(state, model.encode(packed(part, [len(part)])))
 
 
 @every_encoder
@@ -142,7 +142,7 @@ def test_the_operations_of_a_step_are_counted(encoder: dict[str, Any]) -> None:
 
     model = model_of(encoder)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model.emission_log_probabilities(model.encode_source(packed(torch.ones(15, dtype=torch.int64), [5] * 3)))
+        model.emission_log_probabilities(model.encode(packed(torch.ones(15, dtype=torch.int64), [5] * 3)))
     sides: dict[str, Any] = {"source": pack_sequences([[1] * 5] * 3), "target": pack_sequences([[1] * 2] * 3)}
     batch = Batch(sides, np.ones(6, np.int64), {"ctc": 6}, 21)
     assert step_flops(model.config, 9, batch) / 3 == counter.get_total_flops()
