@@ -151,6 +151,8 @@ def _walk(section: type[BaseModel], prefix: str, inherited: Effect | None) -> It
         if kinds:
             for kind in kinds:
                 yield from _walk(kind, f"{path}[]." if is_list else f"{path}.", declared)
+            if declared is not None and not all(_is_section(each) for each in _leaf_types(field.annotation)):
+                yield path, declared  # it may also be a plain value
         elif declared is None:
             raise TypeError(f"{section.__name__}.{name} does not declare its effects")
         else:
@@ -173,13 +175,17 @@ def sections_in(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
     return [kind for kinds, _ in inner for kind in kinds], is_list
 
 
+def _is_section(annotation: Any) -> bool:
+    return annotation is type(None) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
+
+
 def _select(value: Any, effects: Effect, inherited: Effect | None) -> Any:
     if isinstance(value, BaseModel):
         selected = {}
         for name, field in type(value).model_fields.items():
             declared, inner = _declared(field) or inherited, getattr(value, name)
             kinds, _ = sections_in(field.annotation)
-            if kinds and inner is not None:
+            if kinds and isinstance(inner, BaseModel | list):
                 below = _select(inner, effects, declared)
                 if below or (inner == [] and any(each & effects for _, each in _walk(kinds[0], "", declared))):
                     selected[name] = below

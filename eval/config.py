@@ -13,7 +13,8 @@ Init = Literal["pretrained", "parent", "random"]
 MIN_SEQ_LEN = 8
 """Minimum of `seq_len`, in tokens."""
 ReportOn = Literal["half", "dev"]
-Pooling = Literal["family", "mean"]
+MAX_HOPS = 20
+"""Maximum of `pooling: {hops: N}`, and of a memory network."""
 _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
 _Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -52,6 +53,16 @@ class Features(Section):
         return indexes
 
 
+class Hops(Section):
+    """Pooling by hops of attention over the states of all tokens, as in a memory network (Sukhbaatar et al. 2015)."""
+
+    hops: int = Field(ge=1, le=MAX_HOPS)
+    """Number of hops; 1: attention pooling."""
+
+
+Pooling = Literal["family", "mean", "max"] | Hops
+
+
 class TrialSettings(Section):
     """The settings of one trial."""
 
@@ -71,7 +82,8 @@ class TrialSettings(Section):
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     pooling: Annotated[Pooling, FINE_TUNING] = "family"
     """The vector that represents a text. family: one token's state, as the family was published (`Family.pooling`);
-    mean: the mean of all its tokens' states."""
+    mean, max: the mean, or the maximum of each dimension, of all its tokens' states; {hops: N}: hops of attention over
+    them."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""

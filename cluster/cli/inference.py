@@ -15,8 +15,8 @@ from multihop.common.errors import UserError
 from multihop.common.redaction import safe_text
 
 if TYPE_CHECKING:
-    from multihop.eval.config import Pooling
     from multihop.eval.inference.beam_search import Search
+    from multihop.eval.inference.embed import EmbedPooling
     from multihop.eval.inference.generate import Sampling
     from multihop.eval.inference.trained_model import TrainedModel
 
@@ -168,7 +168,7 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     _warn_about_truncation(trained, truncated)
 
 
-def show_embedded(location: str, step: int | None, pooling: "Pooling") -> None:
+def show_embedded(location: str, step: int | None, pooling: "EmbedPooling") -> None:
     """Print a line of JSON for each line of standard input."""
     from multihop.eval.inference.embed import NoTokensError, embed
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from multihop.common.counter_rng import key_of
-from multihop.eval.config import Features, Pooling
+from multihop.eval.config import Features, Hops, Pooling
+from multihop.eval.finetune.pooling import HopPooling, maxima, means
 from multihop.eval.finetune.templates import DELIMITERS
-from multihop.eval.inference.embed import means
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
@@ -100,6 +100,7 @@ class TaskModel(nn.Module):
         self.encoder = encoder
         self.kind, self.has_token_types = task.kind, family.has_token_types
         self.pooling = family.pooling if pooling == "family" else pooling
+        self.hops = HopPooling(encoder.config.hidden, pooling.hops) if isinstance(pooling, Hops) else None
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
         self.head = nn.Linear(self.features.width if self.features else encoder.config.hidden, outputs)
@@ -131,10 +132,8 @@ class TaskModel(nn.Module):
             state = self.encoder.encode(packed, token_indices=self._read_tokens(packed.cu_seqlens, words))
         if self.kind in ("spans", "tagging"):
             return self._scored(state)
-        if self.features is None and self.pooling == "pooler":
-            state = self.encoder.pool(state)
-        elif self.features is None and self.pooling == "mean":
-            state = means(state, packed.cu_seqlens)
+        if self.features is None:
+            state = self._pooled(state, packed.cu_seqlens)
         if self.kind == "choice":
             return _by_example(self._scored(state).squeeze(-1), cu_examples)
         if len(cu_examples) - 1 < len(state):
@@ -157,9 +156,23 @@ class TaskModel(nn.Module):
         """Return int64: the tokens that the head reads; None: all."""
         if self.kind == "tagging":
             return words
-        if self.kind == "spans" or self.pooling == "mean":
+        if self.kind == "spans" or self.pooling not in ("pooler", "first", "last"):
             return None
         return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
+
+    def _pooled(self, state: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return (S, H): one vector of each sequence from the states at `_read_tokens`."""
+        if self.hops is not None:
+            pooled: Tensor = self.hops(state, cu_seqlens)
+            return pooled
+        match self.pooling:
+            case "pooler":
+                return self.encoder.pool(state)
+            case "mean":
+                return means(state, cu_seqlens)
+            case "max":
+                return maxima(state, cu_seqlens)
+        return state
 
     def _scored(self, state: Tensor) -> Tensor:
         scores: Tensor = self.head(self.dropout(state))

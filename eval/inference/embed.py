@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.eval.config import Pooling
+from multihop.eval.finetune.pooling import means
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
+
+EmbedPooling = Literal["family", "mean"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class NoTokensError(UserError):
 
 
 @torch.inference_mode()
-def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean") -> list[Embedding]:
+def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "mean") -> list[Embedding]:
     """Return the vector of each text, computed in one batch.
 
     Args:
@@ -62,7 +64,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
     lengths = [len(ids) for ids in sequences]
     packed = packed_to_device(pack_sequences(sequences), trained.device)
     cu_seqlens = packed.cu_seqlens
-    if pooling == "mean":
+    if pooling == "mean" or by_family == "mean":
         vectors = means(model.encode(packed), cu_seqlens)
     else:
         at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
@@ -72,10 +74,3 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: Pooling = "mean"
         Embedding(vector, length, len(ids) > limit)
         for vector, length, ids in zip(vectors.tolist(), lengths, encoded, strict=True)
     ]
-
-
-def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the mean over each sequence's tokens: (N, H) -> (S, H)."""
-    lengths = cu_seqlens.diff()
-    owners = torch.repeat_interleave(lengths)
-    return x.new_zeros(len(lengths), x.shape[1]).index_add(0, owners, x) / lengths[:, None]

@@ -9,6 +9,7 @@ from typing import Protocol
 from multihop.common.errors import UserError
 from multihop.eval.config import EvalConfig
 from multihop.eval.tasks import (
+    babi,
     bbc_topics,
     conll2003,
     glue,
@@ -54,6 +55,7 @@ _TASKS: dict[str, tuple[_Find, _Read]] = {
         name: (partial(multiple_choice.find, name), partial(multiple_choice.read, name))
         for name in multiple_choice.NAMES
     },
+    **{name: (partial(babi.find, name), partial(babi.read, name)) for name in babi.NAMES},
     **{name: (partial(squad.find, name), partial(squad.read, name)) for name in squad.NAMES},
     **{name: (partial(zero_shot_sets.find, name), partial(zero_shot_sets.load, name)) for name in ZERO_SHOT_SETS},
 }

@@ -17,8 +17,9 @@ class Family:
     """The class in `pretrain/models/NAME/model.py`, a subclass of `multihop.pretrain.models.layers.model.Model`."""
     causal: bool
     """Whether a token attends only to itself and the tokens before it."""
-    pooling: Literal["pooler", "first", "last"]
-    """A sequence's representation: its first token's state through `pool`, its first token's, or its last token's."""
+    pooling: Literal["pooler", "first", "last", "mean"]
+    """A sequence's representation: its first token's state through `pool`, its first token's, its last token's, or the
+    mean of all."""
     objectives: tuple[str, ...]
     """Supported values of `objective.name`, the default first: the model's `forward` takes the inputs of each."""
     auto_class: str | None

@@ -15,11 +15,13 @@ def _affects(field: FieldInfo) -> list[Effect]:
 
 
 def _json_type(section: type[BaseModel], name: str) -> Any:
-    """Return the JSON schema of one value of a setting, with its limits."""
+    """Return the JSON schemas of one value of a setting, with its limits; several if it may have several types."""
     schema = section.model_json_schema()["properties"][name]
-    (schema,) = [each for each in schema.get("anyOf", [schema]) if each != {"type": "null"}]
-    schema = schema["items"] if schema.get("type") == "array" else schema
-    return {key: value for key, value in schema.items() if key not in ("default", "title", "minItems")}
+    schemas = [each for each in schema.get("anyOf", [schema]) if each != {"type": "null"}]
+    return [
+        {key: value for key, value in each.items() if key not in ("default", "title", "minItems")}
+        for each in (each["items"] if each.get("type") == "array" else each for each in schemas)
+    ]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

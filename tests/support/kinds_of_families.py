@@ -6,8 +6,10 @@ from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import OBJECTIVES as NEEDS
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
-TEXT_FAMILIES = {name: family for name, family in FAMILIES.items() if not family.translates}
-"""Families that are an encoder or a decoder alone."""
+TEXT_FAMILIES = {
+    name: family for name, family in FAMILIES.items() if not family.translates and "heads" in family.config.model_fields
+}
+"""Families that are an encoder or a decoder alone, with attention."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Text families that a class of transformers loads."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}

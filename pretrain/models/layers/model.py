@@ -49,6 +49,15 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
+    def encode_masked(self, packed: PackedTokens[Tensor], masked: Tensor, token_indices: Tensor) -> Tensor:
+        """Hidden states (M, H) from which `lm_head` predicts masked tokens.
+
+        Args:
+            masked: int64 (K,), all tokens that are masked; their inputs are mask tokens.
+            token_indices: int64 (M,), those of them that are predicted.
+        """
+        return self.encode(packed, token_indices=token_indices)
+
     def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
         """The states between the layers, (N, H) each, numbered as in transformers' `hidden_states`: 0 is the output of
         the embeddings, i that of layer i, and the last is the result of `encode`, after a final norm if there is one.

@@ -68,6 +68,7 @@ MODERN = {
         "family": "modernbert", "layers": 3, "hidden": 32, "heads": 2, "max_positions": 64, "local_attention": 8,
     },
 }  # fmt: skip
+BAG = {**MASKED, "model": {"family": "bag", "hidden": 32, "max_positions": 64}}
 RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
 MONOTONIC: dict[str, Any] = {
     **PAIRS,
@@ -139,6 +140,7 @@ KEYS: dict[str, Key] = {
     "model.global_rope_theta": Key("model", 100.0, base=MODERN),
     "model.local_rope_theta": Key("model", 100.0, base=MODERN),
     "model.encoder": Key("model", "gru", base=MONOTONIC),
+    "model.window": Key("model", 1, base=BAG),
     "model.cell": Key("model", "gru", base=RECURRENT),
     "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
     "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),
@@ -205,6 +207,8 @@ KEYS: dict[str, Key] = {
         f"eval.tasks[].features.{name}": Key("trials", value, {**_TASK, "eval.tasks[0].features": {}})
         for name, value in _FEATURES.items()
     },
+    "eval.pooling.hops": Key("trials", 2, {**_TASK, "eval.pooling": {"hops": 1}}),
+    "eval.tasks[].pooling.hops": Key("trials", 2, {**_TASK, "eval.tasks[0].pooling": {"hops": 1}}),
     "eval.tasks[].name": Key("trials", "TASKS/large.yaml", _TASK),
     "eval.tasks[].start_from": Key(
         "trials", "TASKS/large.yaml", {"eval.tasks": [{"name": "TASKS/small.yaml"}, {"name": "TASKS/large.yaml"}]}

@@ -1,0 +1,172 @@
+"""The 20 bAbI tasks with memory networks: each task alone, or one network for all, and a report beside the paper's.
+
+A row of OUT/results.jsonl is the result of a task; a row with the same settings, seed and files is not computed again.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multihop.common.errors import UserError
+from multihop.common.files import append_bytes, make_folder, sha256_file, sha256_json, truncate_torn_line
+from multihop.eval.config import MAX_HOPS
+from multihop.eval.memory_network.stories import Stories, encode_stories, vocabulary
+from multihop.eval.memory_network.training import Trained, TrainingSettings, answer, attend, train_networks
+from multihop.eval.tasks.babi import TASKS, Question, read_questions, task_files
+
+RESULTS = "results.jsonl"
+_MOST_SHOWN = 12
+"""Statements of a story whose attention is recorded."""
+
+PUBLISHED_ALONE = dict(
+    zip(
+        TASKS,
+        (0.0, 8.3, 40.3, 2.8, 13.1, 7.6, 17.3, 10.0, 13.2, 15.1, 0.9, 0.2, 0.4, 1.7, 0.0, 1.3, 51.0, 11.1, 82.8, 0.0),
+        strict=True,
+    )
+)
+"""Test errors in percent of Sukhbaatar et al. 2015, table 1, PE LS RN: three hops, each task alone; mean 13.9."""
+PUBLISHED_TOGETHER = dict(
+    zip(
+        TASKS,
+        (0.0, 11.4, 21.9, 13.4, 14.4, 2.8, 18.3, 9.3, 1.9, 6.5, 0.3, 0.1, 0.2, 6.9, 0.0, 2.7, 40.4, 9.4, 88.0, 0.0),
+        strict=True,
+    )
+)
+"""The same with three hops, PE LS RN joint; mean 12.4."""
+
+
+@dataclass(frozen=True)
+class _TaskData:
+    """A task's questions and files."""
+
+    task: int
+    name: str
+    train: list[Question]
+    test: list[Question]
+    unused: int
+    """Stories of both files that have no question."""
+    sha256: str
+
+
+def run_babi(
+    folder: Path,
+    out: Path,
+    tasks: Sequence[int],
+    together: bool,
+    settings: TrainingSettings,
+    seed: int,
+    progress: Callable[[str, int, int], None],
+) -> list[dict[str, Any]]:
+    """Train and test networks, and return a row for each task.
+
+    Args:
+        folder: the official files in English, 1,000 questions a task.
+        together: train one network on all of the tasks.
+        progress: called with what is trained, the epochs done and their number.
+
+    Raises:
+        UserError: a task or number of hops does not exist, or a file is missing or not in the official format.
+    """
+    unknown = [task for task in tasks if task not in TASKS]
+    if unknown or not tasks:
+        raise UserError(f"tasks {list(tasks)}: bAbI has the tasks 1 to 20; give some of them")
+    if not 1 <= settings.hops <= MAX_HOPS:
+        raise UserError(f"{settings.hops} hops; expected 1 to {MAX_HOPS}, where three are usual")
+    data = [_read(folder, task) for task in dict.fromkeys(tasks)]
+    make_folder(out)
+    truncate_torn_line(out / RESULTS)
+    done = {row["key"]: row for row in _rows(out / RESULTS)}
+    rows: list[dict[str, Any]] = []
+    for group in [data] if together else [[each] for each in data]:
+        keys = [_key(each, group, settings, seed) for each in group]
+        if not all(key in done for key in keys):
+            what = "all tasks" if len(group) > 1 else f"task {group[0].task}"
+            found = _train_and_test(group, settings, seed, partial(progress, what))
+            for key, row in zip(keys, found, strict=True):
+                done[key] = {"key": key, "together": together, "seed": seed, "settings": asdict(settings), **row}
+                append_bytes(out / RESULTS, json.dumps(done[key]).encode() + b"\n")
+        rows += [done[key] for key in keys]
+    return rows
+
+
+def _read(folder: Path, task: int) -> _TaskData:
+    files = task_files(folder, task)
+    (train, unused), (test, unused_in_test) = (read_questions(path, task) for path in files)
+    name = files[0].name.removeprefix(f"qa{task}_").removesuffix("_train.txt").replace("-", " ")
+    return _TaskData(
+        task, name, train, test, unused + unused_in_test, sha256_json([sha256_file(path) for path in files])
+    )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _key(task: _TaskData, group: Sequence[_TaskData], settings: TrainingSettings, seed: int) -> str:
+    return sha256_json([task.task, [each.sha256 for each in group], asdict(settings), seed])
+
+
+def _train_and_test(
+    group: Sequence[_TaskData], settings: TrainingSettings, seed: int, progress: Callable[[int, int], None]
+) -> list[dict[str, Any]]:
+    """Train networks on the tasks of a group, and return each task's results."""
+    train = [question for task in group for question in task.train]
+    test = [question for task in group for question in task.test]
+    words = vocabulary([*train, *test])
+    stories = encode_stories([*train, *test], words, settings.memory_size)
+    is_test = np.arange(len(stories)) >= len(train)
+    began = time.perf_counter()
+    trained = train_networks(stories.rows(~is_test), len(words) + 1, settings, seed, progress)
+    seconds = time.perf_counter() - began
+    tested = stories.rows(is_test)
+    wrong, _ = answer(trained.model, tested, np.arange(len(tested)))
+    names = {number: word for word, number in words.items()}
+    rows = []
+    for task in group:
+        own = np.flatnonzero(tested.tasks == task.task)
+        rows.append(
+            {
+                "task": task.task,
+                "name": task.name,
+                "questions": len(own),
+                "stories_without_question": task.unused,
+                "error": float(wrong[trained.chosen, own].mean()),
+                "validation_error": float(trained.validation_errors[trained.chosen]),
+                "errors_of_starts": wrong[:, own].mean(1).tolist(),
+                "validation_errors_of_starts": trained.validation_errors.tolist(),
+                "seconds": seconds,
+                "example": _example(trained, tested, test, wrong[trained.chosen], own, names),
+            }
+        )
+    return rows
+
+
+def _example(
+    trained: Trained,
+    tested: Stories,
+    questions: Sequence[Question],
+    wrong: np.ndarray[Any, np.dtype[np.bool_]],
+    own: np.ndarray[Any, np.dtype[np.int64]],
+    names: dict[int, str],
+) -> dict[str, Any]:
+    """Return a question with the attention of each hop: the first with a right answer and a short story, if any."""
+    fitting = [i for i in own if not wrong[i] and tested.sizes[i] <= _MOST_SHOWN]
+    chosen = int([*fitting, own[0]][0])
+    logits, attention = attend(trained.model, tested, np.array([chosen]))
+    statements = questions[chosen].statements[-_MOST_SHOWN:]
+    # The newest statement is the first memory.
+    by_hop = [hop[trained.chosen, 0, : len(statements)].flip(0).tolist() for hop in attention]
+    return {
+        "statements": list(statements),
+        "question": questions[chosen].text,
+        "answer": questions[chosen].answer,
+        "predicted": names[int(logits[trained.chosen, 0, 1:].argmax()) + 1],
+        "attention": by_hop,
+    }

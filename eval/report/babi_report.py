@@ -1,0 +1,101 @@
+"""The report over bAbI's tasks: errors beside the published ones, and what the hops attend to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from multihop.common.files import write_atomically
+from multihop.eval.memory_network.babi import PUBLISHED_ALONE, PUBLISHED_TOGETHER
+from multihop.eval.report.plot_style import TICK_SIZE, Colors, literal, new_figure
+from multihop.eval.report.plots import Picture
+from multihop.eval.report.render import render
+from multihop.eval.tasks.babi import TASKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROW_INCHES = 0.22
+_MOST_PICTURES = 20
+
+
+def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
+    """Write report.md, report.html and the pictures of the rows of `run_babi`."""
+    settings, together = rows[0]["settings"], rows[0]["together"]
+    published = PUBLISHED_TOGETHER if together else PUBLISHED_ALONE
+    lines = [
+        [
+            row["task"],
+            row["name"],
+            f"{100 * row['error']:.1f}",
+            f"{published[row['task']]:.1f}",
+            f"{100 * row['validation_error']:.1f}",
+            ", ".join(f"{100 * each:.1f}" for each in sorted(row["errors_of_starts"])),
+        ]
+        for row in rows
+    ]
+    if len(rows) == len(TASKS):
+        of_starts = [mean(start) for start in zip(*(row["errors_of_starts"] for row in rows), strict=True)]
+        lines.append(
+            [
+                "mean",
+                "",
+                f"{100 * mean(row['error'] for row in rows):.1f}",
+                f"{mean(published.values()):.1f}",
+                f"{100 * mean(row['validation_error'] for row in rows):.1f}",
+                ", ".join(f"{100 * each:.1f}" for each in sorted(of_starts)),
+            ]
+        )
+    pictures = [_picture(row) for row in rows[:_MOST_PICTURES]]
+    context = {
+        "hops": settings["hops"],
+        "width": settings["width"],
+        "tying": settings["tying"],
+        "together": together,
+        "starts": settings["starts"],
+        "seed": rows[0]["seed"],
+        "validation": f"{settings['validation']:.0%}",
+        "rows": lines,
+        "unused": [
+            f"{row['stories_without_question']} of task {row['task']}"
+            for row in rows
+            if row["stories_without_question"]
+        ],
+        "pictures": [picture.context() for picture in pictures],
+    }
+    markdown, page = render("babi.md.jinja", "bAbI with memory networks", context)
+    for picture in pictures:
+        write_atomically(out / picture.file, picture.png())
+    write_atomically(out / "report.md", markdown)
+    write_atomically(out / "report.html", page)
+
+
+def _picture(row: dict[str, Any]) -> Picture:
+    example = row["example"]
+    caption = f"Task {row['task']}: {example['question']} {example['answer']}"
+    if example["predicted"] != example["answer"]:
+        caption += f" (predicted: {example['predicted']})"
+    return Picture(
+        f"attention-{row['task']}.png",
+        f"Attention of each hop to the statements before the question: {caption}",
+        caption,
+        lambda colors: draw_attention(example, colors),
+    )
+
+
+def draw_attention(example: dict[str, Any], colors: Colors) -> "Figure":
+    """Draw the attention of each hop to each statement, as in figure 2 of the paper: statements from top to bottom,
+    hops from left to right."""
+    weights = example["attention"]
+    figure, (axes,) = new_figure(width=4.5 + 0.5 * len(weights), height=0.5 + _ROW_INCHES * len(weights[0]))
+    axes.patch.set_alpha(0)
+    for hop, column in enumerate(weights):
+        for row, weight in enumerate(column):
+            axes.barh(row, 0.9, left=hop, height=0.9, color=colors.series[0], alpha=max(0.0, min(1.0, weight)))
+            axes.text(hop + 0.45, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=colors.ink)
+    axes.set(xlim=(0, len(weights)), ylim=(len(weights[0]) - 0.5, -0.5))
+    axes.set_xticks([hop + 0.45 for hop in range(len(weights))], [f"hop {hop}" for hop in range(1, len(weights) + 1)])
+    axes.set_yticks(range(len(weights[0])), [literal(text) for text in example["statements"]])
+    axes.tick_params(colors=colors.ink, labelsize=TICK_SIZE, length=0, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    return figure

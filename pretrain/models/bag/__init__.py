@@ -1,0 +1,1 @@
+"""A bag of word vectors (Mikolov et al. 2013)."""

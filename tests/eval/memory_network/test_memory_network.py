@@ -1,0 +1,251 @@
+"""Memory networks beside the equations of their paper, and bAbI's files."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from typer.testing import CliRunner
+
+from multihop.cluster.cli.main import app
+from multihop.common.errors import UserError
+from multihop.eval.memory_network.babi import PUBLISHED_ALONE, PUBLISHED_TOGETHER, run_babi
+from multihop.eval.memory_network.model import MemoryNetworks, NetworkSizes
+from multihop.eval.memory_network.stories import encode_stories, vocabulary
+from multihop.eval.memory_network.training import TrainingSettings, answer, noisy_times, train_networks
+from multihop.eval.tasks.babi import Question, read, read_questions, task_files
+
+PEOPLE, PLACES = ("Mary", "John", "Sandra"), ("kitchen", "garden", "office")
+STORY = "1 Mary moved to the kitchen.\n2 John went to the garden.\n3 Where is Mary? \tkitchen\t1\n"
+
+
+def write_task(folder: Path, stories: int, task: int = 1, seed: int = 0) -> Path:
+    """Write files of bAbI's first kind: where a person is who moved, perhaps more than once."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "test"):
+        lines = []
+        for _ in range(stories):
+            at = {}
+            for number in range(1, 5):
+                person, place = rng.choice(PEOPLE), rng.choice(PLACES)
+                at[person] = place
+                lines.append(f"{number} {person} went to the {place}.")
+            person = rng.choice(sorted(at))
+            lines.append(f"5 Where is {person}? \t{at[person]}\t1")
+        (folder / f"qa{task}_single-supporting-fact_{part}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_story_is_read_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "task.txt"
+    path.write_text(STORY + "4 Mary went to the office.\n5 Where is Mary? \toffice,hall\t4\n1 A b.\n2 C? \td\t1\n")
+    (first, second, third), unused = read_questions(path, 1)
+    assert unused == 0
+    assert first == Question(1, ("Mary moved to the kitchen.", "John went to the garden."), "Where is Mary?", "kitchen")
+    assert second.statements == (*first.statements, "Mary went to the office.")
+    assert second.answer == "office,hall"
+    assert third.statements == ("A b.",)
+    words = vocabulary([first, second, third])
+    assert sorted(words.values()) == list(range(1, len(words) + 1))
+    assert {"office", "office,hall", "d"} <= words.keys()
+    stories = encode_stories([first, second, third], words, 2)
+    names = {number: word for word, number in words.items()}
+    newest = [names[word] for word in stories.sentences[stories.memories[1, 0]] if word]
+    assert newest == ["mary", "went", "to", "the", "office"]
+    assert stories.sizes.tolist() == [2, 2, 1], "of three statements the two newest are kept"
+    assert not stories.sentences[0].any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 Mary moved.\n1 John moved.\n", "no story has a question"),
+        ("", "no story has a question"),
+        ("1 Where is Mary? \tkitchen\t1\n", "line 1: no statement precedes the question, so its memory is empty"),
+        ("1 A b.\n2 Where? \t\t1\n", "line 2: the question has no answer"),
+        ("one A b.\n", "line 1: 'one A b.' is not a line of bAbI"),
+        ("1 A b.\n2 Where?\tx\n", "line 2: '2 Where"),
+        ("1 ...\n", "is not a line of bAbI"),
+    ],
+)
+def test_a_file_that_is_not_babis_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "task.txt"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_questions(path, 1)
+
+
+def test_stories_without_a_question_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "task.txt"
+    path.write_text("1 A b.\n2 C d.\n1 E f.\n2 G? \th\t1\n1 I j.\n")
+    questions, unused = read_questions(path, 16)
+    assert [each.statements for each in questions] == [("E f.",)]
+    assert unused == 2
+
+
+def test_a_task_is_also_classification(tmp_path: Path) -> None:
+    write_task(tmp_path / "babi" / "en", 50, task=3)
+    task = read("babi/3", str(tmp_path))
+    assert [len(part) for part in (task.train, task.dev, task.test)] == [45, 5, 50]
+    assert task.labels == tuple(sorted(PLACES))
+    question, story = task.test[0].texts
+    line = task_files(tmp_path / "babi" / "en", 3)[1].read_text().splitlines()
+    assert question == line[4].partition(" ")[2].partition("\t")[0].strip()
+    assert story.startswith(line[3].partition(" ")[2])
+    assert task.labels[int(task.test[0].targets[0])] == line[4].split("\t")[1]
+
+
+def test_what_the_command_refuses(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "en", 3)
+    small = TrainingSettings(starts=1, epochs=1, linear_epochs=0)
+    nothing = lambda what, epoch, epochs: None  # noqa: E731
+    with pytest.raises(UserError, match="21 hops; expected 1 to 20"):
+        run_babi(folder, tmp_path / "out", [1], False, replace(small, hops=21), 1, nothing)
+    with pytest.raises(UserError, match="bAbI has the tasks 1 to 20"):
+        run_babi(folder, tmp_path / "out", [0], False, small, 1, nothing)
+    with pytest.raises(UserError, match="has 0 files qa2_"):
+        run_babi(folder, tmp_path / "out", [2], False, small, 1, nothing)
+    with pytest.raises(UserError, match="cannot be read as UTF-8"):
+        (path := task_files(folder, 1)[0]).write_bytes(b"1 \xff\n")
+        read_questions(path, 1)
+
+
+SIZES = NetworkSizes(vocab_size=9, sentence_words=4, memories=5, times=6, width=6, hops=3)
+
+
+def by_hand(
+    model: MemoryNetworks, network: int, sentences: Tensor, memories: Tensor, times: Tensor, question: int, linear: bool
+) -> Tensor:
+    """Return the logits of one question, word by word, as in sections 2 and 4.1 of Sukhbaatar et al. 2015."""
+    sizes = model.sizes
+    adjacent = sizes.tying == "adjacent"
+
+    def vector(table: Tensor, sentence: int) -> Tensor:
+        total = torch.zeros(sizes.width)
+        for j, word in enumerate(sentences[sentence].tolist(), 1):
+            if word:
+                k = torch.arange(1, sizes.width + 1)
+                # The paper's (1 - j/J) - (k/d) (1 - 2j/J), doubled, with j and k counted from 1/2.
+                fraction = (j - 0.5) / sizes.sentence_words
+                weight = (1 - fraction) - ((k - 0.5) / sizes.width) * (1 - 2 * fraction)
+                total += 2 * weight * table[network, word]
+        return total
+
+    u = vector(model.words[0] if adjacent else model.question_words, question)
+    for hop in range(sizes.hops):
+        a, c = (hop, hop + 1) if adjacent else (0, 1)
+        told = [(int(s), int(t)) for s, t in zip(memories, times, strict=True) if s]
+        m = torch.stack([vector(model.words[a], s) + model.times[a][network, t] for s, t in told])
+        out = torch.stack([vector(model.words[c], s) + model.times[c][network, t] for s, t in told])
+        p = m @ u if linear else (m @ u).softmax(0)
+        u = (u if adjacent else u @ model.between_hops[network]) + p @ out
+    return (model.words[-1] if adjacent else model.answer_words)[network] @ u
+
+
+@pytest.mark.parametrize("tying", ["adjacent", "layerwise"])
+@pytest.mark.parametrize("linear", [False, True])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_the_network_is_that_of_the_papers_equations(tying: str, linear: bool, data: st.DataObject) -> None:
+    model = MemoryNetworks(replace(SIZES, tying=tying), networks=2, seed=3)  # type: ignore[arg-type]
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    sentences = torch.from_numpy(rng.integers(1, 9, (7, 4)))
+    lengths = rng.integers(1, 5, 7)
+    sentences[torch.arange(4) >= torch.from_numpy(lengths)[:, None]] = 0
+    sentences[0] = 0
+    memories = torch.from_numpy(rng.integers(1, 7, (2, 3, 5)))
+    memories[torch.arange(5) >= torch.from_numpy(rng.integers(1, 6, (2, 3, 1)))] = 0
+    times = torch.from_numpy(rng.integers(0, 6, (2, 3, 5)))
+    questions = torch.from_numpy(rng.integers(1, 7, (2, 3)))
+    logits, attention = model(sentences, memories, times, questions, linear)
+    assert len(attention) == 3
+    for network in range(2):
+        for number in range(3):
+            expected = by_hand(
+                model, network, sentences, memories[network, number], times[network, number],
+                int(questions[network, number]), linear,
+            )  # fmt: skip
+            torch.testing.assert_close(logits[network, number], expected, rtol=1e-4, atol=1e-5)
+    if not linear:
+        for hop in attention:
+            torch.testing.assert_close(hop.sum(-1), torch.ones(2, 3))
+            assert not hop[memories == 0].any()
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), seed=st.integers(0, 100))
+def test_noisy_times_ascend_from_the_newest_with_a_tenth_of_gaps(sizes: list[int], seed: int) -> None:
+    times = noisy_times(np.array(sizes), 50, 0.1, np.random.default_rng(seed))
+    for size, row in zip(sizes, times, strict=True):
+        assert row[0] >= 0
+        assert (np.diff(row[:size]) > 0).all()
+        assert row[size - 1] <= size - 1 + np.ceil(0.1 * size)
+    assert (noisy_times(np.array(sizes), 50, 0.0, np.random.default_rng(seed)) == np.arange(50)).all()
+
+
+def test_networks_learn_and_the_best_by_validation_is_chosen(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "en", 200)
+    questions, _ = read_questions(task_files(folder, 1)[0], 1)
+    words = vocabulary(questions)
+    stories = encode_stories(questions, words, 50)
+    few = TrainingSettings(starts=4, hops=1, epochs=25, linear_epochs=5)
+    trained = train_networks(stories, len(words) + 1, few, 1)
+    assert trained.validation_errors[trained.chosen] == trained.validation_errors.min() <= 0.1
+    wrong, losses = answer(trained.model, stories, np.arange(len(stories)))
+    assert wrong[trained.chosen].mean() < 0.1
+    assert losses.shape == (4, 200)
+    again = train_networks(stories, len(words) + 1, few, 1)
+    assert (again.validation_errors == trained.validation_errors).all()
+
+
+def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    """Each is clipped and stepped by its own gradient: one that diverges does not change another."""
+    questions, _ = read_questions(task_files(write_task(tmp_path / "en", 40), 1)[0], 1)
+    words = vocabulary(questions)
+    stories = encode_stories(questions, words, 50)
+    sizes = TrainingSettings(starts=2, hops=2, epochs=1, linear_epochs=0)
+    model = train_networks(stories, len(words) + 1, sizes, 1).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter[1] = 0
+    wrong, _ = answer(model, stories, np.arange(40))
+    alone = train_networks(stories, len(words) + 1, sizes, 1).model
+    assert (answer(alone, stories, np.arange(40))[0][0] == wrong[0]).all()
+
+
+def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) -> None:
+    folder, out = write_task(tmp_path / "en", 60), tmp_path / "out"
+    for number in (2, 3):
+        write_task(folder, 20, number, seed=number)
+    command = ["memory-network", str(folder), "--out", str(out), "--starts", "2", "--hops", "2"]
+    alone = CliRunner().invoke(app, [*command, "--tasks", "1,2"])
+    assert alone.exit_code == 0, alone.output
+    written = (out / "results.jsonl").read_bytes()
+    rows = [json.loads(line) for line in written.splitlines()]
+    assert [row["task"] for row in rows] == [1, 2]
+    assert len(rows[0]["errors_of_starts"]) == 2
+    report = (out / "report.md").read_text()
+    assert f"| {100 * rows[0]['error']:.1f} | {PUBLISHED_ALONE[1]:.1f} |" in report
+    assert (out / "attention-1.png").read_bytes().startswith(b"\x89PNG")
+    hops = rows[0]["example"]["attention"]
+    assert len(hops) == 2
+    assert all(abs(sum(hop) - 1) < 1e-5 for hop in hops)
+    again = CliRunner().invoke(app, [*command, "--tasks", "2,1"])
+    assert again.exit_code == 0, again.output
+    assert (out / "results.jsonl").read_bytes() == written
+    refused = CliRunner().invoke(app, [*command, "--tasks", "one"])
+    assert isinstance(refused.exception, UserError)
+    together = CliRunner().invoke(app, [*command, "--tasks", "2,3", "--together", "--layerwise"])
+    assert together.exit_code == 0, together.output
+    assert "one network for all tasks" in (out / "report.md").read_text()
+
+
+def test_the_published_errors_have_the_published_means() -> None:
+    assert round(sum(PUBLISHED_ALONE.values()) / 20, 1) == 13.9
+    assert round(sum(PUBLISHED_TOGETHER.values()) / 20, 1) == 12.4
