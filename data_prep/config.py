@@ -21,17 +21,27 @@ class PairFields(Section):
     source: int | str
     """Name of a field; for .tsv files, number of a column, from 1."""
     target: int | str
+    relation: int | str | None = Field(default=None, exclude_if=_is_default)
+    """The relation of triples, of which `source` is the head and `target` the tail: a source is read as "head
+    <relation>"; null: there is none."""
 
     @model_validator(mode="after")
     def _are_two_of_a_kind(self) -> "PairFields":
         sides = f"source={self.source}, target={self.target}"
-        if isinstance(self.source, int) != isinstance(self.target, int):
+        if self.relation is not None:
+            sides += f", relation={self.relation}"
+        if len({isinstance(side, int) for side in self.sides}) > 1:
             raise UserError(f"{sides}: expected two names of fields, or two column numbers for .tsv files")
-        if any(isinstance(side, int) and side < 1 for side in (self.source, self.target)):
+        if any(isinstance(side, int) and side < 1 for side in self.sides):
             raise UserError(f"{sides}: columns are counted from 1")
-        if self.source == self.target:
+        if len(set(self.sides)) < len(self.sides):
             raise UserError(f"{sides}: expected two different fields, one for each side of a pair")
         return self
+
+    @property
+    def sides(self) -> tuple[int | str, ...]:
+        """Source and target, and the relation of triples."""
+        return (self.source, self.target) if self.relation is None else (self.source, self.target, self.relation)
 
     @property
     def are_columns(self) -> bool:
@@ -356,19 +366,27 @@ class TokenizerConfig(Section):
 
     path: Annotated[str | None, DATA | COMPATIBILITY] = None
     """An existing tokenizer: a SentencePiece .model, a BERT vocab.txt, a directory with GPT-2's vocab.json and
-    merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase` and `add_words` may be
-    set then, and with the latter `sample_mb`."""
+    merges.txt, or a tokenizer.json of BERT's or GPT-2's kind. Of the other keys only `lowercase`, `added_tokens` and
+    `add_words` may be set then, and with the latter `sample_mb`."""
     add_words: Annotated[int, DATA | COMPATIBILITY] = Field(default=0, ge=0, le=10**6, exclude_if=lambda n: n == 0)
     """Number of words of the sample that are added to the existing tokenizer, as its last tokens: those on which it
     spends the most tokens."""
+    added_tokens: Annotated[list[str], DATA | COMPATIBILITY] = Field(
+        default_factory=list, exclude_if=lambda tokens: not tokens
+    )
+    """Tokens that texts match exactly, such as <is_a>, and that are never split: part of the `vocab_size` tokens of a
+    trained tokenizer, or added to an existing one as its last tokens."""
     lowercase: Annotated[bool, DATA | COMPATIBILITY] = True
     """Lower-case text and strip accents, as BERT-uncased does; only for a vocab.txt."""
-    kind: Annotated[Literal["unigram", "bpe"], DATA | COMPATIBILITY] = "unigram"
+    kind: Annotated[Literal["unigram", "bpe", "char"], DATA | COMPATIBILITY] = "unigram"
+    """What a trained tokenizer is: unigram (Kudo 2018), bpe (Sennrich et al. 2016), or char: a token for each
+    character."""
     vocab_size: Annotated[int, DATA | COMPATIBILITY] = Field(default=16_000, ge=64, le=2**31 - 1)
-    """Number of tokens, special tokens included."""
+    """Number of tokens, special tokens included; char: the maximum number."""
     special_tokens: Annotated[Literal["bert", "albert", "gpt2", "t5"], DATA | COMPATIBILITY] = "bert"
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;
-    gpt2: <|endoftext|> and <unk> as ids 0 and 1; t5, which pairs need: <pad> </s> <unk> as ids 0 to 2."""
+    gpt2: <|endoftext|> and <unk> as ids 0 and 1; t5, for pairs: <pad> </s> <unk> as ids 0 to 2; for pairs that causal
+    models complete: gpt2."""
     separate_vocabularies: Annotated[bool, DATA | COMPATIBILITY] = Field(default=False, exclude_if=_is_default)
     """Train a tokenizer of `vocab_size` for each side of pairs, not one for both."""
     byte_fallback: Annotated[bool, DATA | COMPATIBILITY] = False
@@ -381,7 +399,21 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _is_given_or_trained(self) -> "TokenizerConfig":
         fields = TokenizerConfig.model_fields
-        changed = [name for name in fields if name != "path" and getattr(self, name) != fields[name].default]
+        changed = [
+            name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)
+        ]
+        for token in self.added_tokens:
+            if not token or any(map(str.isspace, token)) or token != _nfc(token):
+                raise UserError(
+                    f"tokenizer.added_tokens has {token!r}, which no text has after cleaning; give tokens without "
+                    "spaces, in Unicode's form NFC"
+                )
+            if self.added_tokens.count(token) > 1:
+                raise UserError(f"tokenizer.added_tokens has {token!r} twice; remove one")
+        if self.added_tokens and self.add_words:
+            raise UserError(
+                f"tokenizer.add_words={self.add_words} and tokenizer.added_tokens both add tokens; remove one of them"
+            )
         if self.path is None:
             if self.add_words:
                 raise UserError(
@@ -404,7 +436,7 @@ class TokenizerConfig(Section):
 
     @property
     def _keys_of_existing(self) -> set[str]:
-        return {"lowercase", "add_words", *(["sample_mb"] if self.add_words else [])}
+        return {"path", "lowercase", "add_words", "added_tokens", *(["sample_mb"] if self.add_words else [])}
 
 
 def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
@@ -413,8 +445,8 @@ def check_tokenizer(data: DataConfig, tok: TokenizerConfig) -> None:
         raise UserError("tokenizer.separate_vocabularies=true is for pairs, but data.sources have documents; remove it")
     if tok.add_words and data.holds_pairs:
         raise UserError(f"tokenizer.add_words={tok.add_words} is for documents, but data.sources have pairs; remove it")
-    if data.holds_pairs and tok.path is None and tok.special_tokens != "t5":
+    if data.holds_pairs and tok.path is None and tok.special_tokens not in ("t5", "gpt2"):
         raise UserError(
             f"tokenizer.special_tokens={tok.special_tokens} lacks tokens that pairs need; set "
-            "tokenizer.special_tokens=t5"
+            "tokenizer.special_tokens=t5, or gpt2 for objective.name=completion"
         )

@@ -9,7 +9,7 @@ from multihop.common.config import LOCATION, LOGGING, MEMORY, ORDER, SPEED, UPDA
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig
 from multihop.pretrain.models.families import FAMILIES, PRESETS, AnyModelConfig
-from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.objectives.config import OBJECTIVES, ObjectiveConfig
 
 _DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -38,9 +38,9 @@ class PhaseConfig(Section):
     global_batch_size: Annotated[int, ORDER] = Field(default=256, ge=1)
     """Samples per step, over all ranks."""
     global_batch_tokens: Annotated[int | None, ORDER] = Field(default=None, ge=8)
-    """translation: maximum tokens of each side per step, over all ranks, instead of `global_batch_size`: as many pairs
-    of similar length as fit (25,000 in Vaswani et al. 2017, section 5.1); null: `global_batch_size` pairs of any
-    length."""
+    """Objectives that read pairs: maximum tokens of each side per step, with completion of both sides together, over
+    all ranks, instead of `global_batch_size`: as many pairs of similar length as fit (25,000 in Vaswani et al. 2017,
+    section 5.1); null: `global_batch_size` pairs of any length."""
     batch_ramp: list[RampSegment] = Field(default_factory=list)
     """Segments of smaller batches at the start of the phase; `global_batch_size` holds after them."""
     steps: Annotated[int, ORDER] = Field(ge=1)
@@ -270,10 +270,11 @@ class TrainingConfig(Section):
                     f"phases[{number}].seq_len={phase.seq_len} is longer than model.max_positions="
                     f"{self.model.max_positions}; shorten the one or raise the other"
                 )
-            if phase.global_batch_tokens is not None and not self.objective.needs.translates:
+            if phase.global_batch_tokens is not None and not self.objective.needs.reads_pairs:
+                of_pairs = " or ".join(name for name, needs in OBJECTIVES.items() if needs.reads_pairs)
                 raise UserError(
                     f"phases[{number}].global_batch_tokens={phase.global_batch_tokens} is for "
-                    f"objective.name=translation, not {self.objective.name}; set phases[{number}].global_batch_size"
+                    f"objective.name={of_pairs}, not {self.objective.name}; set phases[{number}].global_batch_size"
                 )
             if phase.global_batch_tokens is not None and self.engine.micro_batch_size == "auto":
                 raise UserError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from made_up_pairs import TOKENS, pair, recipe, write_jsonl
+from made_up_pairs import CHARACTERS, COMPLETED, TOKENS, pair, recipe, shortened, write_jsonl
 from rank_pool import RankPool
 from s3_endpoint import bucket, s3, s3_server
 
@@ -104,6 +104,26 @@ def pairs_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs-data")
     source = write_jsonl(folder / "pairs.jsonl", map(pair, range(300)))
     prepare(recipe(source), TOKENS, folder / "set")
+    return folder / "set"
+
+
+@pytest.fixture(scope="session")
+def completion_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pairs of `pairs_data`, prepared for a causal model."""
+    from multihop.data_prep.pipeline.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("completion-data")
+    prepare(recipe(write_jsonl(folder / "pairs.jsonl", map(pair, range(300)))), COMPLETED, folder / "set")
+    return folder / "set"
+
+
+@pytest.fixture(scope="session")
+def ctc_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared data set of 300 pairs of characters, whose targets are shorter than their sources."""
+    from multihop.data_prep.pipeline.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("ctc-data")
+    prepare(recipe(write_jsonl(folder / "pairs.jsonl", map(shortened, range(300)))), CHARACTERS, folder / "set")
     return folder / "set"
 
 

@@ -75,7 +75,8 @@ def translate(
         typer.Option(metavar="DIR", help="Directory for pictures N.png of what the translation of line N attends to."),
     ] = None,
 ) -> None:
-    """Translate the lines of standard input. Needs a translation model; prints one line for each."""
+    """Translate the lines of standard input, or complete them with a causal model that was trained on pairs. Prints one
+    line for each."""
     location = locate_run(run, runs)
     from multihop.eval.inference.beam_search import Search
 
@@ -143,13 +144,13 @@ def show_translated(location: str, step: int | None, search: "Search", attention
     from multihop.cluster.console import progress_line
     from multihop.common.files import make_folder, write_atomically
     from multihop.eval.inference.attention_map import cross_attention_module
-    from multihop.eval.inference.translate import translate, translator
+    from multihop.eval.inference.translate import check_translates, translate
     from multihop.eval.report.attention_picture import draw_map
     from multihop.eval.report.plot_style import as_png
 
     trained, truncated, done = _load(location, step), 0, 0
     # An unsuitable model is refused before any input is read.
-    translator(trained)
+    check_translates(trained)
     if attention_maps is not None:
         cross_attention_module(trained)
         make_folder(attention_maps)

@@ -132,7 +132,7 @@ def show_comparison(names: list[str], runs: Path, tracking: str | None = None) -
         named = every if len(every) <= _LONGEST_NAME else f"{first[-_LONGEST_NAME:]}-and-{len(others)}-others"
         picture = Path(f"compare-{named}.png".replace("/", "-"))
         lines = list(zip(comparison.names, comparison.heldout, strict=True))
-        label = "held-out mlm_loss, plm_loss, clm_loss or translation_loss (nats)"
+        label = "held-out loss of the predicted tokens (nats)"
         write_atomically(picture, as_png(draw_lines(PAPER, [(label, lines)], "step")))
         print(f"wrote {safe_text(str(picture))}")
 

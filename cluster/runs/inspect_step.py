@@ -145,7 +145,7 @@ def _samples(builder: BatchBuilder, step: int, data_folder: Path, rank: dict[str
     manifest = builder.data.manifest
     to_text, to_target = (_decoder(data_folder, info) for info in (manifest.tokenizer, manifest.output_tokenizer))
     samples = []
-    if builder.config.objective.needs.translates:
+    if builder.config.objective.needs.reads_pairs:
         numbered = zip(chosen.samples[share].tolist(), chosen.epochs[share].tolist(), rows, strict=True)
         for (sample, epoch, row), (source, target) in zip(numbered, _pairs(made), strict=True):
             tokens = [*map(to_text, source), *map(to_target, target)]
@@ -179,12 +179,19 @@ def _samples(builder: BatchBuilder, step: int, data_folder: Path, rank: dict[str
 
 
 def _pairs(made: RankBatch) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the tokens of both sides of each pair, as the encoder reads and the decoder predicts them."""
+    """Yield the tokens of both sides of each pair, as the model reads the source and predicts the target."""
     for batch in made.micro_batches:
         seen: Mapping[str, Any] = batch.inputs
         if batch.tokens:
-            sources = np.split(seen["source"].input_ids, seen["source"].cu_seqlens[1:-1])
-            targets = np.split(seen["labels"], seen["target"].cu_seqlens[1:-1])
+            if "packed" in seen:  # both sides in one sequence, which ends with what predicts the target
+                whole = seen["packed"].cu_seqlens
+                first = np.searchsorted(seen["predicting_positions"], whole[1:-1])
+                targets = np.split(batch.targets, first)
+                sequences = np.split(seen["packed"].input_ids, whole[1:-1])
+                sources = [each[: len(each) + 1 - len(target)] for each, target in zip(sequences, targets, strict=True)]
+            else:
+                sources = np.split(seen["source"].input_ids, seen["source"].cu_seqlens[1:-1])
+                targets = np.split(batch.targets, seen["target"].cu_seqlens[1:-1])
             yield from ((source.tolist(), target.tolist()) for source, target in zip(sources, targets, strict=True))
 
 

@@ -19,6 +19,7 @@ from multihop.pretrain.check_effects import check_effects
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config, read_deepspeed_config
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import OBJECTIVES
 
 _Section = TypeVar("_Section", bound=Section)
 _SHOWN = 5
@@ -114,18 +115,22 @@ class Recipe(TrainingConfig):
         return self
 
     @model_validator(mode="after")
-    def _sources_suit_the_family(self) -> "Recipe":
-        translates = FAMILIES[self.model.family].translates
-        if translates and not self.data.holds_pairs:
+    def _sources_suit_the_objective(self) -> "Recipe":
+        reads_pairs = self.objective.needs.reads_pairs
+        if reads_pairs and not self.data.holds_pairs:
             raise UserError(
-                f"model.family={self.model.family} translates, but data.sources have documents; give the sources "
-                "fields={source: …, target: …} or target_path, or set another family"
+                f"objective.name={self.objective.name} of model.family={self.model.family} reads pairs, but "
+                "data.sources have documents; give the sources fields={source: …, target: …} or target_path, or set "
+                "another family or objective"
             )
-        if self.data.holds_pairs and not translates:
-            translating = " or ".join(name for name, family in FAMILIES.items() if family.translates)
+        if self.data.holds_pairs and not reads_pairs:
+            of_pairs = [name for name, needs in OBJECTIVES.items() if needs.reads_pairs]
+            mine = [name for name in FAMILIES[self.model.family].objectives if name in of_pairs]
+            families = [name for name, family in FAMILIES.items() if {*family.objectives} & {*of_pairs}]
+            instead = f"objective.name={' or '.join(mine)}" if mine else f"model.family={' or '.join(families)}"
             raise UserError(
-                f"data.sources have pairs, but model.family={self.model.family} does not translate; set model.family="
-                f"{translating}"
+                f"data.sources have pairs, but objective.name={self.objective.name} of model.family="
+                f"{self.model.family} reads documents; set {instead}"
             )
         check_tokenizer(self.data, self.tokenizer)
         return self

@@ -109,7 +109,8 @@ def forecast(
     sample = 0 if not tok.is_from_sample else int(min(tok.sample_mb * 1e6, text))
     vocab_size = tok.vocab_size
     if tok.path is not None:
-        vocab_size = parse(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)).vocab_size + tok.add_words
+        vocab_size = parse(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)).vocab_size
+        vocab_size += tok.add_words + len(tok.added_tokens)
     tokens = text / _BYTES_A_TOKEN * (2 if token_dtype(vocab_size) == "uint16" else 4)
     is_cut = data.decontaminate is not None and data.decontaminate.action == "cut"  # then signed a second time
     near = 0 if data.near_duplicates is None else signature_bytes(data.near_duplicates) * documents * (1 + is_cut)

@@ -16,6 +16,7 @@ from multihop.data_prep.rules import clean, filters
 from multihop.data_prep.stages.runner import MapItems, ReportProgress, map_in_process, no_report, with_progress
 from multihop.data_prep.tokenizers.add_words import RULES as RULES_OF_WORDS
 from multihop.data_prep.tokenizers.add_words import check_extensible
+from multihop.data_prep.tokenizers.added_tokens import add_tokens
 from multihop.data_prep.tokenizers.existing import has_matched_tokens, import_tokenizer
 
 _HASHES = "inputs.json"
@@ -119,6 +120,8 @@ def _resolve(
         depends_on.append("each source is read alone")
     if tok.path is not None and has_matched_tokens(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs)):
         depends_on.append("added tokens are matched")  # earlier versions ignored those that are not special
+    if tok.path is not None and tok.added_tokens:
+        add_tokens(import_tokenizer(tok.path, tok.lowercase, data.holds_pairs), tok.added_tokens, tok.path)
     if tok.path is not None and tok.add_words:
         check_extensible(import_tokenizer(tok.path, tok.lowercase))
         depends_on.append(f"added words, rules {RULES_OF_WORDS}")

@@ -30,6 +30,7 @@ from multihop.data_prep.stages.documents import SCHEMA, Selection, heldout_mask,
 from multihop.data_prep.stages.outputs import Output, read_batches, stage_key, write_batches, write_once
 from multihop.data_prep.stages.runner import StageRunner
 from multihop.data_prep.tokenizers.add_words import RULES, add_words
+from multihop.data_prep.tokenizers.added_tokens import add_tokens
 from multihop.data_prep.tokenizers.existing import import_tokenizer
 from multihop.data_prep.tokenizers.info import TARGET_TOKENIZER, AddedTokens, TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import describe, load
@@ -176,7 +177,7 @@ def make_tokenizers(
     infos = [
         describe(content, output.sha256, data.holds_pairs) for content, output in zip(contents, outputs, strict=True)
     ]
-    if tok.add_words:
+    if outputs[0].metadata:
         infos[0] = infos[0].model_copy(update={"added": AddedTokens.model_validate(outputs[0].metadata)})
     infos[1:] = [info.model_copy(update={"file": TARGET_TOKENIZER}) for info in infos[1:]]
     if data.holds_pairs:
@@ -257,6 +258,10 @@ def train_tokenizer(item: TrainTokenizer) -> Output:
             path.write_bytes(train(sentences(), config, item.sample_bytes))
             return {}
         content = import_tokenizer(config.path, config.lowercase, item.pairs)
+        if config.added_tokens:
+            extended, added = add_tokens(content, config.added_tokens, config.path)
+            path.write_bytes(extended)
+            return added.model_dump()
         if not config.add_words:
             path.write_bytes(content)
             return {}
@@ -337,7 +342,9 @@ def _tokenizer_items(work: Path, samples: list[Output], data: DataConfig, tok: T
         # The task may run in another directory, and only on this node if the path says where the file is.
         tok = tok.model_copy(update={"path": os.path.abspath(tok.path)})
         if not tok.add_words:
-            return [TrainTokenizer(stage_key("tokenizer", [], existing), folder, (), 0, languages, tok, pairs)]
+            added = [["added tokens", tok.added_tokens]] if tok.added_tokens else []
+            key = stage_key("tokenizer", ["sentencepiece"] if added else [], existing, *added)
+            return [TrainTokenizer(key, folder, (), 0, languages, tok, pairs)]
         chosen_by = [[output.sha256 for output in samples], tok.add_words, RULES]
         key = stage_key("tokenizer", ["sentencepiece", "tokenizers"], existing, *chosen_by)
         return [TrainTokenizer(key, folder, paths, 0, languages, tok)]

@@ -51,7 +51,7 @@ def read_tsv(file_range: FileRange, reader: FileReader) -> Iterator[RawPair | Ba
     expected = _count_columns(file_range.file, reader)
     if 0 < expected < max(int(column) for column in columns):
         raise UnreadableFileError(f"no column {max(columns)}; its first line has {expected}")
-    source, target = (int(column) - 1 for column in columns)
+    source, target, *relation = (int(column) - 1 for column in columns)
     numbered_lines = lines(
         range_bytes(file_range, reader), file_range.start, range_stop(file_range), MAX_DOCUMENT_BYTES
     )
@@ -64,7 +64,7 @@ def read_tsv(file_range: FileRange, reader: FileReader) -> Iterator[RawPair | Ba
         elif len(cells := text.split("\t")) != expected:
             yield BadDocument(position, f"{len(cells)} columns, the first line has {expected}")
         else:
-            yield cells[source], cells[target]
+            yield make_pair(cells[source], cells[target], cells[relation[0]] if relation else None, position)
 
 
 def _lines(file: InputFile, reader: FileReader) -> Iterator[Line]:

@@ -53,8 +53,26 @@ def decode_line(line: bytes | None, offset: int, position: int) -> str | BadDocu
         return BadDocument(position, NOT_UTF8)
 
 
-def make_pair(source: str | BadDocument, target: str | BadDocument) -> RawPair | BadDocument:
-    """Return the pair of two sides, or the first bad one."""
-    if isinstance(source, BadDocument):
-        return source
-    return target if isinstance(target, BadDocument) else (source, target)
+def make_pair(
+    source: str | BadDocument, target: str | BadDocument, relation: str | BadDocument | None = None, position: int = 0
+) -> RawPair | BadDocument:
+    """Return the pair of two sides, or the first bad one; with a relation the source is "head <relation>".
+
+    Args:
+        relation: of a triple, whose head and tail are `source` and `target`; None: it is a pair.
+        position: as in `BadDocument`; of triples.
+    """
+    for part in (source, target, relation):
+        if isinstance(part, BadDocument):
+            return part
+    assert isinstance(source, str) and isinstance(target, str) and not isinstance(relation, BadDocument)
+    if relation is None:
+        return source, target
+    if not relation.strip():
+        return BadDocument(position, "empty relation")
+    return (f"{source} {relation_token(relation)}" if source.strip() else ""), target
+
+
+def relation_token(relation: str) -> str:
+    """Return the spelling of a relation in a source, which `tokenizer.added_tokens` makes one token: "<is_a>"."""
+    return f"<{'_'.join(relation.split())}>"

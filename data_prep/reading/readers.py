@@ -148,9 +148,14 @@ def _read_json(file_range: FileRange, reader: FileReader) -> Iterator[RawDocumen
 def _make_pick(file: InputFile) -> _Pick:
     if file.fields is None:
         return lambda row, position: _field(row, file.field, position)
-    first, second = map(str, file.fields)
+    names = [str(name) for name in file.fields]
 
-    return lambda row, position: make_pair(_field(row, first, position), _field(row, second, position))
+    return lambda row, position: _pair([_field(row, name, position) for name in names], position)
+
+
+def _pair(sides: list[str | BadDocument], position: int) -> RawDocument | BadDocument:
+    """Return the pair of source and target, or of a triple's head, tail and relation."""
+    return make_pair(sides[0], sides[1], sides[2] if len(sides) > 2 else None, position)
 
 
 def _field(row: Any, field: str, position: int) -> str | BadDocument:
@@ -175,9 +180,9 @@ def _read_table(file_range: FileRange, reader: FileReader) -> Iterator[RawDocume
         for position, (value,) in enumerate(values(file_range, reader, [file_range.file.field]), start=1):
             yield _value(value, file_range.file.field, position)
         return
-    first, second = map(str, fields)
-    for position, (source, target) in enumerate(values(file_range, reader, [first, second]), start=1):
-        yield make_pair(_value(source, first, position), _value(target, second, position))
+    names = [str(name) for name in fields]
+    for position, row in enumerate(values(file_range, reader, names), start=1):
+        yield _pair([_value(value, name, position) for value, name in zip(row, names, strict=True)], position)
 
 
 def _value(value: str | bytes | None, field: str, position: int) -> str | BadDocument:

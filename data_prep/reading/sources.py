@@ -62,8 +62,8 @@ class InputFile:
     """The version from the listing, see `Entry.version`."""
     identity: str = ""
     """Identifies the content, see `identities.content_identity`; "" before it is known."""
-    fields: tuple[str, str] | tuple[int, int] | None = None
-    """Fields, or columns from 1, of source and target, for pairs in one file."""
+    fields: tuple[str | int, ...] | None = None
+    """Fields, or columns from 1, of source and target, for pairs in one file, and of the relation, for triples."""
     target: "InputFile | None" = None
     """The file of the target sides, for pairs in two line files."""
 
@@ -281,7 +281,7 @@ def _input_file(entry: Entry, name: str, index: int, source: Source, kind: str, 
         is_sequential=entry.is_sequential,
         version=entry.version,
         problem=f"larger than {_MAX_FILE_BYTES:,} bytes" if is_too_large else entry.problem,
-        fields=None if fields is None else (fields.source, fields.target),
+        fields=None if fields is None else fields.sides,
     )
 
 

@@ -33,7 +33,7 @@ def import_tokenizer(path: str | Path, lowercase: bool = True, pairs: bool = Fal
         path: a .model, a vocab.txt (or another .txt with one token per line), a tokenizer.json, a directory with
             vocab.json and merges.txt, or one of these two.
         lowercase: whether a vocab.txt is of an uncased model.
-        pairs: whether it is for pairs, which need pad and end.
+        pairs: whether it is for pairs, which need end, and pad if an encoder reads the source.
 
     Raises:
         UserError: the file does not exist, is not what its name says, or lacks special tokens.
@@ -148,7 +148,12 @@ def check_objective(path: str | Path, lowercase: bool, objective: str, special_t
         UserError: The tokenizer lacks some, or cannot be used at all.
     """
     if {"pad", "end"} <= special_tokens:
-        import_tokenizer(path, lowercase, pairs=True)
+        special_ids = describe(import_tokenizer(path, lowercase, pairs=True), "", pairs=True).special_ids
+        if "pad" not in special_ids:
+            raise UserError(
+                f"tokenizer.path={path} has the special tokens of a decoder alone, but objective.name={objective} "
+                "needs <pad> too; choose another tokenizer or objective"
+            )
         return
     special_ids = describe(import_tokenizer(path, lowercase), "").special_ids
     if ("end" in special_ids) != ("end" in special_tokens):

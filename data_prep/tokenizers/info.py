@@ -11,18 +11,20 @@ from multihop.common.errors import UserError
 TOKENIZER = "tokenizer.model"
 TOKENIZER_JSON = "tokenizer.json"
 TARGET_TOKENIZER = "target_tokenizer.model"
-TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe"]
+TokenizerKind = Literal["unigram", "bpe", "wordpiece", "byte-bpe", "char"]
 
 
 class AddedTokens(Record):
-    """Describes the last tokens of a vocabulary, which were added to an existing one; see `add_words`."""
+    """Describes the last tokens of a vocabulary, which were added to an existing one; see `add_words` and
+    `add_tokens`."""
 
     base_sha256: str
     """SHA-256 of the existing tokenizer, as it was imported."""
     parts: list[list[Count]]
     """For each added token, in the order of their ids, the ids of the tokens that it was split into before."""
     tokens_before: Count
-    """Number of tokens of the sample's words in the existing vocabulary, without words that have an unknown one."""
+    """Number of tokens of the sample's words in the existing vocabulary, without words that have an unknown one; 0: not
+    counted, as for `add_tokens`."""
     tokens_after: Count
     """Number of tokens of the same words with the added tokens."""
 

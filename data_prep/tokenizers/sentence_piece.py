@@ -1,7 +1,8 @@
 """Wraps a SentencePiece model as a tokenizer, and caches encoded words where that provably changes no id.
 
 A sentence's tokens are those of its words if no token has a space except at its beginning and no rule of normalization
-looks past a space. For BPE, which merges within a word, that is enough. Unigram sums the scores of a sentence from its
+looks past a space. For characters and BPE, which merges within a word, that is
+enough. Unigram sums the scores of a sentence from its
 beginning in 32 bits, so that rounding may decide between two segmentations of a word by what comes before it, unless
 all scores are multiples of SCORE_STEP. Then every sum below 2^24 steps is exact, ties are ties everywhere, and a word
 is segmented the same way wherever it occurs. Models that `multihop prep` trains have such scores. A model without one
@@ -25,7 +26,7 @@ SCORE_STEP = 2.0**-6
 """Step to whose multiples a unigram model's scores, natural logarithms of probabilities, are rounded."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM, _BPE, _CHAR = 1, 2, 4
 _UNKNOWN_PENALTY = 10.0  # SentencePiece gives a character without a token this much less than the lowest score
 
 
@@ -36,7 +37,7 @@ class SentencePiece:
         """Load a model.
 
         Raises:
-            UserError: `model` is not a SentencePiece model, or neither unigram nor BPE.
+            UserError: `model` is not a SentencePiece model, or neither unigram, BPE nor characters.
         """
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
@@ -49,9 +50,9 @@ class SentencePiece:
         if not all(isinstance(piece.piece, str) for piece in proto.pieces):  # protobuf returns invalid UTF-8 as bytes
             raise UserError("a token of the SentencePiece model is not UTF-8")
         self._model = model
-        kinds: dict[int, Literal["unigram", "bpe"]] = {_UNIGRAM: "unigram", _BPE: "bpe"}
+        kinds: dict[int, Literal["unigram", "bpe", "char"]] = {_UNIGRAM: "unigram", _BPE: "bpe", _CHAR: "char"}
         if proto.trainer_spec.model_type not in kinds:
-            raise UserError("the SentencePiece model is neither unigram nor bpe; use one of these")
+            raise UserError("the SentencePiece model is neither unigram, bpe nor char; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
         self._tokens = [piece.piece for piece in proto.pieces]
         newline_separates = self._processor.normalize("a\nb") == self._processor.normalize("a b")
@@ -132,7 +133,7 @@ def _max_chars(proto: Any) -> int:
     )
     if not by_words:
         return 0
-    if proto.trainer_spec.model_type == _BPE:
+    if proto.trainer_spec.model_type in (_BPE, _CHAR):
         return 2**40
     scores = np.array([piece.score for piece in proto.pieces if piece.type == _NORMAL], np.float32)
     if not is_exact(scores):

@@ -31,14 +31,15 @@ def find_special_ids(tokens: Sequence[str], pairs: bool = False) -> dict[str, in
 
     Args:
         tokens: the vocabulary in the order of its ids.
-        pairs: look for pad, end and unk of an encoder and a decoder instead.
+        pairs: look for pad, end and unk of an encoder and a decoder instead, else for end and unk of a decoder alone.
 
     Raises:
         UserError: the vocabulary has neither set.
     """
     ids = {token: i for i, token in reversed(list(enumerate(tokens)))}
     lacking = {}
-    kinds = (("pairs", _PAIRS),) if pairs else (("a masked model", _MASKED), ("a causal one", _DECODER))
+    first = ("an encoder and a decoder", _PAIRS) if pairs else ("a masked model", _MASKED)
+    kinds = (first, ("a causal one", _DECODER))
     for objective, names in kinds:
         spelled = {name: next((token for token in names[name] if token in ids), None) for name in names}
         missing = [" or ".join(names[name]) for name in names if spelled[name] is None and name != "unk"]

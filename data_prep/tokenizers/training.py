@@ -20,7 +20,7 @@ _MAX_SENTENCE_BYTES = 4 * _MAX_SENTENCE_CHARS
 
 # Peak memory of training in bytes, a little above what was measured (docs/tokenizers.md): a constant, and per byte of
 # the sample.
-_MEMORY = {"unigram": (100e6, 22.0), "bpe": (100e6, 5.0)}
+_MEMORY = {"unigram": (100e6, 22.0), "bpe": (100e6, 5.0), "char": (100e6, 5.0)}
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int | None = None) -> bytes:
@@ -50,6 +50,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, sample_bytes: int |
             max_sentence_length=_MAX_SENTENCE_BYTES,
             minloglevel=2,
             **_special_settings(config),
+            **_further_settings(config),
         )
     except RuntimeError as error:
         raise UserError(_explain(str(error), config)) from error
@@ -110,6 +111,26 @@ def _special_settings(config: TokenizerConfig) -> dict[str, Any]:
         "bos_id": 2, "bos_piece": tokens["cls"], "eos_id": 3, "eos_piece": tokens["sep"],
         "control_symbols": [tokens["mask"]],
     }  # fmt: skip
+
+
+def _further_settings(config: TokenizerConfig) -> dict[str, Any]:
+    """Settings that are given only where they differ from the trainer's defaults, which a model's file then lacks.
+
+    Raises:
+        UserError: an added token is a special token.
+    """
+    special = SPECIAL_TOKENS[config.special_tokens].values()
+    if known := [token for token in config.added_tokens if token in special]:
+        raise UserError(
+            f"tokenizer.added_tokens has {known[0]!r}, which is a special token of tokenizer.special_tokens="
+            f"{config.special_tokens} already; remove it from the list"
+        )
+    settings: dict[str, Any] = {}
+    if config.added_tokens:
+        settings["user_defined_symbols"] = config.added_tokens
+    if config.kind == "char":
+        settings["hard_vocab_limit"] = False  # texts may have fewer characters
+    return settings
 
 
 def _explain(error: str, config: TokenizerConfig) -> str:

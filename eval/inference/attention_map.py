@@ -1,14 +1,15 @@
 """The attention of a translation: how much each of its tokens attends to each token of the source."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.eval.inference.translate import Translation, translator
+from multihop.eval.inference.translate import Translation, check_translates
 from multihop.pretrain.engine.inputs import packed_to_device
+from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.packed_tokens import pack_sequences
 
 
@@ -18,7 +19,13 @@ def cross_attention_module(trained: TrainedModel) -> nn.Module:
     Raises:
         UserError: the model does not translate, or its decoder has no attention.
     """
-    module = translator(trained).last_cross_attention
+    check_translates(trained)
+    if trained.family.is_monotonic or trained.completes:
+        raise UserError(
+            f"{trained.path} is a {trained.family.display_name}, which has no decoder that attends to the source; omit "
+            "--attention-maps"
+        )
+    module = cast(EncoderDecoder, trained.model).last_cross_attention
     if module is None:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name} with attention=none: its decoder attends to nothing; "
@@ -47,7 +54,7 @@ def attention_map(trained: TrainedModel, translation: Translation) -> Tensor:
 
     hook = module.register_forward_pre_hook(keep)
     try:
-        translator(trained).decode_targets(source, target)
+        cast(EncoderDecoder, trained.model).decode_targets(source, target)
     finally:
         hook.remove()
     return torch.cat(rows)  # a decoder that attends step by step calls it once a token

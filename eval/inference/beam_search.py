@@ -9,13 +9,14 @@ worse than all of them; its rows then leave the batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from multihop.pretrain.engine.inputs import packed_to_device
-from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
-from multihop.pretrain.packed_tokens import pack_sequences
+from multihop.pretrain.models.layers.encoder_decoder import DecoderState
+from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
 
 _BLOCK = 64
 _NEVER = -1.0e9
@@ -32,6 +33,19 @@ class Search:
     """0: the likeliest hypothesis, which is a short one; above 0 longer ones are preferred."""
 
 
+class Decoder(Protocol):
+    """What is searched: an `EncoderDecoder`, or a causal model as a `CausalDecoder`."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def begin_decoding(self, source: PackedTokens[Tensor], beams: int) -> DecoderState: ...
+
+    def decode_step(self, state: DecoderState, tokens: Tensor) -> Tensor: ...
+
+    def lm_head(self, hidden: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """A finished translation."""
@@ -44,7 +58,7 @@ class Hypothesis:
 
 @torch.inference_mode()
 def beam_search(
-    model: EncoderDecoder,
+    model: Decoder,
     sources: Sequence[Sequence[int]],
     limits: Sequence[int],
     special_ids: dict[str, int],
@@ -53,13 +67,13 @@ def beam_search(
     """Return the `search.beams` best hypotheses of each sentence, the best first.
 
     Args:
-        sources: tokens of each sentence, its end token included.
+        sources: tokens of each sentence as the model reads it, its end token included.
         limits: the most tokens of each translation, the end token included; at least 1.
     """
-    device, beams = model.word.weight.device, search.beams
+    device, beams, start = model.device, search.beams, special_ids.get("pad", special_ids["end"])
     longest = max(limits)
     packed = packed_to_device(pack_sequences(sources), device)
-    state = model.init_decoder_state(model.encode_source(packed), packed, beams)
+    state = model.begin_decoding(packed, beams)
 
     active = torch.arange(len(sources), device=device)
     """int64 (S,): the sentences that are not done."""
@@ -68,12 +82,13 @@ def beam_search(
     scores = torch.full((len(sources), beams), _NEVER, device=device)
     scores[:, 0] = 0.0
     best = _Finished.none(len(sources), beams, longest, special_ids["end"], device)
-    tokens = torch.full((len(sources) * beams,), special_ids["pad"], device=device)
+    tokens = torch.full((len(sources) * beams,), start, device=device)
     done: dict[int, list[Hypothesis]] = {}
     for length in range(1, longest + 1):
         logits = model.lm_head(model.decode_step(state, tokens)).float()
         log_probabilities = torch.log_softmax(logits, -1, out=logits)
-        log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
+        if "pad" in special_ids:
+            log_probabilities[:, special_ids["pad"]] = -torch.inf  # never part of a translation
         most = min(2 * beams, log_probabilities.shape[1])  # more cannot be needed
         likeliest, token = largest(log_probabilities, most)
         extended = likeliest.view(len(active), beams, -1) + scores[..., None]

@@ -12,6 +12,7 @@ from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
+from multihop.pretrain.objectives.completion import read_tokens
 from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
 
 MAX_TOKENS = 64
@@ -83,6 +84,8 @@ def generate(
 def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
     """Return the tokens of a prompt; the end token if it has none, as before a document.
 
+    For a model that completes, the prompt is a source.
+
     Raises:
         UserError: the model is not causal, or has no position left for a token after the prompt.
     """
@@ -91,7 +94,10 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
             f"{trained.path} is a {trained.family.display_name}, which does not continue texts; use `multihop "
             f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill-mask' else ''}"
         )
-    ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist() or [trained.special_ids["end"]]
+    ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist()
+    if trained.completes:
+        ids = read_tokens(ids, trained.special_ids["end"])
+    ids = ids or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions
     if len(ids) >= limit:
         raise UserError(

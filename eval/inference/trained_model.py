@@ -1,7 +1,7 @@
 """A trained model with its tokenizer, loaded for inference."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -36,6 +36,9 @@ class TrainedModel:
     lacking: frozenset[str] = frozenset()
     """Parameters that are missing from the model's files, and are zero."""
 
+    completes: bool = False
+    """Whether it is a causal model that was trained to complete sources (`multihop.pretrain.objectives.completion`)."""
+
     @property
     def family(self) -> Family:
         """The declaration of the model's family."""
@@ -54,8 +57,10 @@ class TrainedModel:
     @property
     def command(self) -> str:
         """The subcommand of multihop for models of this family."""
-        if self.family.translates or self.family.causal:
-            return "translate" if self.family.translates else "generate"
+        if self.family.translates or self.completes:
+            return "translate"
+        if self.family.causal:
+            return "generate"
         return "fill-mask" if self.family.predicts_masks else "embed"
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
@@ -111,7 +116,7 @@ def load_model(path: str, step: int | None = None) -> TrainedModel:
         return with_weights(path, evaluated.model, evaluated.vocab_size, weights, tokenizer, info.special_ids)
     checkpoint = find_checkpoint(path, step)
     weights, data, target = load_weights(checkpoint.location), checkpoint.data, checkpoint.data.target_tokenizer
-    return with_weights(
+    trained = with_weights(
         path,
         checkpoint.model,
         data.output_tokenizer.vocab_size,
@@ -121,6 +126,7 @@ def load_model(path: str, step: int | None = None) -> TrainedModel:
         data.source_vocab_size,
         None if target is None else load(checkpoint.data_folder / target.file),
     )
+    return replace(trained, completes=trained.family.causal and data.pairs)
 
 
 def with_weights(

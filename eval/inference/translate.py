@@ -1,4 +1,4 @@
-"""Texts translated by beam search: batches of similar length, results in the order of the input."""
+"""Texts translated, or completed by a causal model: batches of similar length, results in the order of the input."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,13 @@ from typing import cast
 
 from multihop.common.errors import UserError
 from multihop.data_prep.rules.pairs import clean_side
-from multihop.eval.inference.beam_search import Search, beam_search
+from multihop.eval.inference.beam_search import Hypothesis, Search, beam_search
+from multihop.eval.inference.causal_decoder import CausalDecoder
+from multihop.eval.inference.ctc_search import ctc_search
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
+from multihop.pretrain.models.layers.monotonic import MonotonicTranslator
+from multihop.pretrain.objectives.completion import read_tokens
 
 MORE_TOKENS = 50
 """The most tokens by which a translation may be longer than its source (Vaswani et al. 2017, section 6.1)."""
@@ -38,40 +42,53 @@ def translate(
     nothing.
 
     Raises:
-        UserError: the model does not translate.
+        UserError: the model neither translates nor completes.
     """
     search = search or Search()
-    model = translator(trained)
-    limit, end = model.config.max_positions, trained.special_ids["end"]
+    check_translates(trained)
+    limit, end = trained.model.config.max_positions, trained.special_ids["end"]
     encoded = [trained.tokenizer.encode([clean_side(text)])[0].tolist() for text in texts]
-    sources = [[*ids[: limit - 1], end] for ids in encoded]
+    kept = limit - (2 if trained.completes else 1)
+    sources = [read_tokens(ids[:kept], end) if trained.completes else [*ids[:kept], end] for ids in encoded]
     done: dict[int, Translation] = {
         number: Translation("", 0.0, False) for number, ids in enumerate(encoded) if not ids
     }
     for batch in _batches(sources, [i for i in range(len(texts)) if i not in done], batch_tokens // search.beams):
-        limits = [min(len(sources[number]) + MORE_TOKENS, limit) for number in batch]
         with trained.packed_weights:
-            hypotheses = beam_search(model, [sources[number] for number in batch], limits, trained.special_ids, search)
+            hypotheses = _search(trained, [sources[number] for number in batch], search)
         for number, (best, *_) in zip(batch, hypotheses, strict=True):
             tokens = [token for token in best.tokens if token != end]
             text = trained.output_tokenizer.decode(tokens)
-            done[number] = Translation(text, best.score, len(encoded[number]) >= limit, sources[number], best.tokens)
+            done[number] = Translation(text, best.score, len(encoded[number]) > kept, sources[number], best.tokens)
     return [done[number] for number in range(len(texts))]
 
 
-def translator(trained: TrainedModel) -> EncoderDecoder:
-    """Return the model as an encoder-decoder.
+def _search(trained: TrainedModel, sources: Sequence[Sequence[int]], search: Search) -> list[list[Hypothesis]]:
+    """Return the hypotheses of sources, the best first, by the search of the model's family."""
+    if trained.family.is_monotonic:
+        return ctc_search(cast(MonotonicTranslator, trained.model), sources, trained.special_ids["pad"], search.beams)
+    limit = trained.model.config.max_positions
+    if not trained.completes:
+        limits = [min(len(source) + MORE_TOKENS, limit) for source in sources]
+        return beam_search(cast(EncoderDecoder, trained.model), sources, limits, trained.special_ids, search)
+    # The last token that is made is not read.
+    limits = [min(len(source) + MORE_TOKENS, limit - len(source) + 1) for source in sources]
+    decoder = CausalDecoder(trained.model, trained.tokenizer.vocab_size)
+    return beam_search(decoder, sources, limits, trained.special_ids, search)
+
+
+def check_translates(trained: TrainedModel) -> None:
+    """Refuse a model that neither translates nor completes.
 
     Raises:
-        UserError: it does not translate.
+        UserError: it does not.
     """
-    if not trained.family.translates:
+    if not (trained.family.translates or trained.completes):
         raise UserError(
             f"{trained.path} is a {trained.family.display_name}, which does not translate; use `multihop "
             f"{trained.command}`"
         )
     trained.needs(trained.model.lm_head, "predicting tokens")
-    return cast(EncoderDecoder, trained.model)
 
 
 def _batches(sources: Sequence[Sequence[int]], numbers: Sequence[int], most: int) -> Iterator[list[int]]:

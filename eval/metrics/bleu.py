@@ -65,6 +65,22 @@ def scores(translations: Sequence[str], references: Sequence[str]) -> tuple[floa
     return float(result.score), others, {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}
 
 
+def mean_bleu_2(translations: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Return the mean over sentences of BLEU of unigrams and bigrams, 0 to 100; of sentences of one word, of unigrams.
+
+    A translation is compared with all references of its source (Bosselut et al. 2019, section 4.1).
+
+    Raises:
+        UserError: sacrebleu is not installed.
+    """
+    metric = _bleu(max_ngram_order=2, effective_order=True)
+    scores_of = [
+        metric.sentence_score(translation, list(each)).score
+        for translation, each in zip(translations, references, strict=True)
+    ]
+    return float(np.mean(scores_of))
+
+
 def sentences_by_length(source_words: Sequence[int]) -> list[int]:
     """Return the number of sentences in each of `CLASSES`."""
     return np.bincount(_classes(source_words), minlength=len(CLASSES)).tolist()

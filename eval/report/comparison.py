@@ -28,9 +28,10 @@ from multihop.pretrain.run.changes import differences
 
 _MOST_CHARACTERS = 60
 _LOSS_NOTE = (
-    "Held-out: mlm_loss, plm_loss, clm_loss or translation_loss at the last step, in nats per predicted token, without "
-    "losses on pairs. Unigram: the loss of a model that knows only token frequencies, on the same tokens. Training "
-    "time: the training loop's, without start-up and held-out losses."
+    "Held-out: the loss of the predicted tokens at the last step (mlm_loss, plm_loss, clm_loss, bilm_loss, "
+    "translation_loss, completion_loss or ctc_loss), in nats per token, without losses on pairs. Unigram: the loss of "
+    "a model that knows only token frequencies, on the same tokens. Training time: the training loop's, without "
+    "start-up and held-out losses."
 )
 _SCORE_NOTE = (
     "Scores of the epoch with the best development score, at the settings with the best median development score, "
@@ -295,7 +296,7 @@ def _task_section(
         if init == "pretrained" or any(_values(run, task, init) for run in runs)
     }
     return {
-        "others": other_metrics(runs, task) if translates else None,
+        "others": other_metrics(runs, task) if translates or _kind(runs, task) == "completion" else None,
         "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
         "lengths": lengths,
         "task": task,

@@ -74,13 +74,12 @@ def _tokenizer_rows(manifest: Manifest, info: TokenizerInfo, counts: np.ndarray 
         ("SHA-256", info.sha256),
     ]
     if info.added is not None:
-        saved = 1 - info.added.tokens_after / info.added.tokens_before
-        rows.append(
-            (
-                "added words",
-                f"{len(info.added.parts):,}, which save {saved:.1%} of the tokens of a sample of these texts",
-            )
-        )
+        added = f"{len(info.added.parts):,}"
+        if info.added.tokens_before:
+            saved = 1 - info.added.tokens_after / info.added.tokens_before
+            rows.append(("added words", f"{added}, which save {saved:.1%} of the tokens of a sample of these texts"))
+        else:
+            rows.append(("added tokens", added))
     total = manifest.totals.get("train")
     if total and total.tokens and manifest.target_tokenizer is None:
         rows.append(("bytes per token", f"{total.text_bytes / total.tokens:.2f}"))

@@ -74,12 +74,11 @@ PUBLISHED = _table()
 """Published scores by task; those of MNLI are of the matched set."""
 
 
-def published_beside(task: str, kind: str, layers: object, hidden: object) -> list[Published]:
+def published_beside(task: str, metric: str, layers: object, hidden: object) -> list[Published]:
     """Return the published scores on a task of models with this many layers of this width.
 
-    For translation these are the Transformer's scores on WMT 2014, for orientation, whatever the test set and the model
-    are.
+    For BLEU these are the Transformer's scores on WMT 2014, for orientation, whatever the test set and the model are.
     """
-    if kind == "translation":
+    if metric == "BLEU":
         return _TRANSFORMERS
     return [entry for entry in PUBLISHED.get(task, []) if (entry.layers, entry.hidden) == (layers, hidden)]

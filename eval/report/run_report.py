@@ -67,6 +67,8 @@ _TARGETS = {
     "clm_loss": "the next token",
     "bilm_loss": "the next and the previous token",
     "translation_loss": "the target's next token",
+    "completion_loss": "the target's next token",
+    "ctc_loss": "the target's tokens",
 }
 
 
@@ -226,6 +228,8 @@ def _caption(curves: list[Curve]) -> str:
         "bilm_loss": "bilm_loss: mean cross-entropy of the next and of the previous token, in nats per token.",
         "translation_loss": "translation_loss: cross-entropy of the target's next token, in nats per token; held-out "
         "without label smoothing.",
+        "completion_loss": "completion_loss: cross-entropy of the target's next token, in nats per token.",
+        "ctc_loss": "ctc_loss: minus the log probability of the targets, over all alignments, in nats per token.",
         "nsp_loss": "nsp_loss: cross-entropy of next-sentence prediction, in nats per pair.",
         "sop_loss": "sop_loss: cross-entropy of sentence-order prediction, in nats per pair.",
     }

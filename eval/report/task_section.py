@@ -33,7 +33,7 @@ def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> Te
     """
     chosen = {name: choice for name, choice in _choices(result) if choice.chosen.rows}
     content = read_predictions(run_dir, result.best) if result.best else None
-    beside = published_beside(result.task, result.kind, model.get("layers"), model.get("hidden"))
+    beside = published_beside(result.task, result.metric, model.get("layers"), model.get("hidden"))
     return {
         "task": result.task,
         "metric": result.metric,
@@ -43,7 +43,7 @@ def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> Te
         "others": _other_metrics(chosen),
         "layer_weights": _layer_weights(chosen),
         "published": [(p.model, p.metric, show(p.score), p.split, p.source) for p in beside],
-        "published_on_another": result.kind == "translation",
+        "published_on_another": result.metric == "BLEU",
         "pictures": _pictures(result, {name: choice.chosen.rows for name, choice in chosen.items()}),
         "confusion": _confusion(result, content) if content else None,
         "errors": _errors(content) if content else [],

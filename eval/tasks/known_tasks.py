@@ -73,6 +73,8 @@ class TaskSource:
     """Whether models are fine-tuned on it."""
     is_translation: bool
     needs_causal: bool
+    needs_bleu: bool
+    """Whether its scores are those of sacrebleu."""
     read: Callable[[], Task]
 
     @property
@@ -110,9 +112,10 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
         content = labeled_file.parse_task_file(path)
         return TaskSource(
             reference=str(path.absolute()),
-            is_trained=content.kind not in ("perplexity", "translation"),
+            is_trained=content.kind not in ("perplexity", "translation", "completion"),
             is_translation=content.kind == "translation",
-            needs_causal=False,
+            needs_causal=content.kind == "completion",
+            needs_bleu=content.kind in ("translation", "completion"),
             read=partial(labeled_file.read_task, path, content),
         )
     if name not in _TASKS:
@@ -125,6 +128,7 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
         reference=name,
         is_trained=name != HELDOUT and name not in ZERO_SHOT_SETS,
         is_translation=False,
+        needs_bleu=False,
         needs_causal=name == HELDOUT or (name in ZERO_SHOT_SETS and ZERO_SHOT_SETS[name].causal_only),
         read=partial(read, data_dir),
     )

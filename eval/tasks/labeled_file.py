@@ -151,7 +151,7 @@ def parse_task_file(path: Path) -> TaskFile:
     content = _parse(path)
     match content:
         case PairFiles():
-            names = content.files
+            names = (*content.files, *([content.train] if content.train else []))
         case _TextFile():
             names = (content.test,)
         case _LabeledFiles():
@@ -188,10 +188,11 @@ def read_task(path: Path, content: TaskFile) -> Task:
     if isinstance(content, PairFiles):
         return Task(
             name=path.stem,
-            kind="translation",
-            metric="BLEU",
-            higher_is_better=True,
+            kind=content.kind,
+            metric="perplexity" if content.train else content.metric,
+            higher_is_better=not content.train,
             source=f"Pairs that {path.name} names.",
+            train=read_pairs(path.parent, content, (content.train,)) if content.train else (),
             test=read_pairs(path.parent, content),
             settings={"beams": content.beams, "length_penalty": content.length_penalty},
         )

@@ -11,9 +11,9 @@ from typing import Literal
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
 
-Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot", "translation"]
+Kind = Literal["classification", "regression", "tagging", "choice", "spans", "zero-shot", "translation", "completion"]
 
-UNTRAINED: tuple[Kind, ...] = ("zero-shot", "translation")
+UNTRAINED: tuple[Kind, ...] = ("zero-shot", "translation", "completion")
 """The kinds of task for which a model is not trained further."""
 
 
@@ -23,8 +23,8 @@ class Example:
 
     texts: tuple[str, ...]
     """Classification and regression: the text, or the two texts of a pair. Tagging: the words of the sentence. Choice:
-    the context, then each continuation. Spans: the question, then the context. Zero-shot: a document. Translation: the
-    source and the reference."""
+    the context, then each continuation. Spans: the question, then the context. Zero-shot: a document. Translation
+    and completion: the source and the reference."""
     targets: tuple[float, ...] = ()
     """The index of the class or of the right continuation; the score; the index of each word's label; for spans the
     start and the end (exclusive) of each accepted answer in characters of the context, none if there is no answer.

@@ -12,7 +12,7 @@ from multihop.pretrain.models.families import FAMILIES
 
 
 def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) -> None:
-    """Refuse tasks that cannot be run, reading the examples of translation tasks alone.
+    """Refuse tasks that cannot be run, reading the examples of tasks of pairs alone.
 
     Args:
         tasks: what `open_tasks` returned.
@@ -35,7 +35,7 @@ def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) ->
             raise UserError(
                 f"task {name} is {kind}, but model.family={family} {can} translate; remove the task from eval.tasks"
             )
-        if task.is_translation:
+        if task.needs_bleu:
             bleu.check_installed()
             _ = task.task  # refuses pairs that cannot be read
         if name == HELDOUT and config.checkpoint is not None:

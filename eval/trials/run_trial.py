@@ -49,13 +49,15 @@ def run_trial(trial: Trial) -> Outcome:
 
 def _run(trial: Trial) -> tuple[Row, dict[str, Any] | None]:
     from multihop.eval.trials.run_finetuned import run_labeled, run_spans
-    from multihop.eval.trials.run_zero_shot import run_translation, run_zero_shot
+    from multihop.eval.trials.run_zero_shot import run_completion, run_translation, run_zero_shot
 
     match trial.kind:
         case "zero-shot":
             return run_zero_shot(trial)
         case "translation":
             return run_translation(trial)
+        case "completion":
+            return run_completion(trial)
         case "spans":
             return run_spans(trial)
     return run_labeled(trial)

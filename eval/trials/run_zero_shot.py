@@ -21,6 +21,7 @@ from multihop.eval.tasks.running_text import Text, text_of
 from multihop.eval.trials.open_trial import lacking_weights, trial_model, trial_task, trial_tokenizers
 from multihop.eval.trials.trial import Trial
 from multihop.eval.zero_shot.choice import evaluate_choices
+from multihop.eval.zero_shot.completion import evaluate_completion
 from multihop.eval.zero_shot.lambada import LambadaVariant, evaluate_lambada
 from multihop.eval.zero_shot.minimal_pairs import evaluate_pairs
 from multihop.eval.zero_shot.perplexity import cross_entropy, evaluate_perplexity, unigram_cross_entropy
@@ -106,6 +107,15 @@ def run_translation(trial: Trial) -> tuple[Row, dict[str, Any]]:
     target = rest[0][0] if rest else None
     trained = TrainedModel(trial.task, trial_model(trial).to(device()).eval(), tokenizer, info.special_ids, target)
     return evaluate_translation(trained, task)
+
+
+def run_completion(trial: Trial) -> tuple[Row, dict[str, Any]]:
+    """Run a completion trial; returns its fields of the row, and its predictions."""
+    task = trial_task(trial)
+    [(tokenizer, info)] = trial_tokenizers(trial)
+    model = trial_model(trial).to(device()).eval()
+    _refuse_lacking(str(trial.checkpoint_dir), model, lacking_weights(trial, model), task.name)
+    return evaluate_completion(TrainedModel(trial.task, model, tokenizer, info.special_ids, completes=True), task)
 
 
 def _run_heldout(trial: Trial) -> tuple[Row, None]:

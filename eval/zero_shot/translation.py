@@ -2,7 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import eq
 from typing import Any
+
+import numpy as np
 
 from multihop.data_prep.rules.pairs import clean_side
 from multihop.eval.inference.beam_search import Search
@@ -20,7 +23,7 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
 
     Returns:
         The trial's fields of the row: value, other metrics, signatures. And its predictions: for each sentence the
-        counts for BLEU, the words of its source, and its translation.
+        counts for BLEU and the words of its source, or whether it is the reference; and its translation.
 
     Raises:
         UserError: the model does not translate, or sacrebleu is not installed.
@@ -34,6 +37,13 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
     search = Search(int(task.settings["beams"]), float(task.settings["length_penalty"]))
     translations = [each.text for each in translate(trained, sources, search)]
     value, others, signatures = scores(translations, references)
+    matches = [float(text == reference) for text, reference in zip(translations, references, strict=True)]
+    sums = statistics(translations, references)
+    further = {"source_words": [len(source.split()) for source in sources]}
+    if task.metric == "exact match":
+        others = {"BLEU": value, **others}
+        value, sums, further = float(np.mean(matches)), np.array([[each, 1.0] for each in matches]), {}
+        baselines = {"exact match of the source": float(np.mean([*map(eq, sources, references)])), **baselines}
     row = {
         "value": value,
         "dev_value": None,
@@ -43,8 +53,8 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
         "reported_on": "test",
     }
     return row, {
-        "statistics": statistics(translations, references).tolist(),
-        "source_words": [len(source.split()) for source in sources],
+        "statistics": sums.tolist(),
+        **further,
         "predicted": translations,
     }
 

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from multihop.common.counter_rng import key_of
 from multihop.common.errors import UserError
+from multihop.data_prep.config import DataConfig
 from multihop.data_prep.dataset.shards import Documents, TokenDataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.array_file import ensure_array, open_array
 from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.objectives.ctc import check_targets
 from multihop.pretrain.objectives.objective import objective_of
 
 
@@ -121,7 +123,15 @@ def open_index(
 
 def build_indexes(folder: Path, data: TokenDataset, config: TrainingConfig, full: bool = False) -> None:
     """Write every index that a run needs: those of each phase, and the held-out one, which has the first phase's
-    length."""
+    length.
+
+    Raises:
+        UserError: Documents yield no sample, or too many of them cannot be used.
+    """
+    if config.objective.needs.target_fits_source:
+        limit = config.data.max_bad_fraction if config.data else DataConfig.model_fields["max_bad_fraction"].default
+        check_targets(data.train, "training", limit)
+        check_targets(data.heldout, "held-out", limit)
     for phase in config.phases:
         for source in sources_of(config):
             build_index(folder, data, "train", config.objective, phase.seq_len, source, full)

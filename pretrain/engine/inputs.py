@@ -27,7 +27,7 @@ def packed_to_device(packed: PackedTokens[NDArray[Any]], device: torch.device) -
     )
 
 
-def _value_to_device(value: ModelInput, device: torch.device) -> PackedTokens[Tensor] | Tensor | float:
+def _value_to_device(value: ModelInput, device: torch.device) -> PackedTokens[Tensor] | Tensor | float | int:
     match value:
         case PackedTokens():
             return packed_to_device(value, device)

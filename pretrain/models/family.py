@@ -25,7 +25,10 @@ class Family:
     auto_class: str | None
     """The transformers class that loads an exported model with its pretraining heads; None: there is none."""
     translates: bool = False
-    """Whether it is an encoder-decoder, trained on pairs of texts; see `EncoderDecoder`."""
+    """Whether it is trained on pairs of texts, and reads a source with an encoder; see `EncoderDecoder`."""
+    is_monotonic: bool = False
+    """Whether it has no decoder: each token of a source emits a token of the target or a blank, in order; see
+    `MonotonicTranslator`. It also `translates`."""
     has_token_types: bool = False
     """Whether it has embeddings of token types (BERT's segments)."""
     cls_last: bool = False

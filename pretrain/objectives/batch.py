@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from multihop.pretrain.packed_tokens import PackedTokens
 
-ModelInput = PackedTokens[NDArray[np.int64]] | NDArray[np.int64] | float
+ModelInput = PackedTokens[NDArray[np.int64]] | NDArray[np.int64] | float | int
 
 
 @dataclass(frozen=True)

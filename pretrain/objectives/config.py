@@ -23,13 +23,17 @@ class ObjectiveNeeds:
     """The names of the special tokens that its tokenizer must have."""
     keys: Set[str]
     """The keys of `ObjectiveConfig` that have an effect, apart from `name`."""
-    translates: bool = False
+    reads_pairs: bool = False
     """Whether its samples are pairs of texts, and the batch size may be in tokens."""
+    target_fits_source: bool = False
+    """Whether a target can have only as many tokens as its source."""
     reads_all_shards: str | None = None
     """Why it cannot take its samples from some shards at a time (`data.shuffle_window_shards`); None: it can."""
 
 
 _MASKED = frozenset({"pad", "unk", "cls", "sep", "mask"})
+_CAUSAL = frozenset({"end", "unk"})
+_PAIRS = frozenset({"pad", "end", "unk"})
 _MASKING = frozenset({"mask_rate", "max_predictions", "masking", "static_masks"})
 
 OBJECTIVES = {
@@ -39,14 +43,20 @@ OBJECTIVES = {
     "plm": ObjectiveNeeds(
         "plm", _MASKED, frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents"})
     ),
-    "clm": ObjectiveNeeds("clm", frozenset({"end", "unk"}), frozenset({"isolate_documents"})),
+    "clm": ObjectiveNeeds("clm", _CAUSAL, frozenset({"isolate_documents"})),
     "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset()),
     "translation": ObjectiveNeeds(
         "translation",
-        frozenset({"pad", "end", "unk"}),
+        _PAIRS,
         frozenset({"label_smoothing"}),
-        translates=True,
+        reads_pairs=True,
         reads_all_shards="sorts all pairs",
+    ),
+    "completion": ObjectiveNeeds(
+        "completion", _CAUSAL, frozenset(), reads_pairs=True, reads_all_shards="sorts all pairs"
+    ),
+    "ctc": ObjectiveNeeds(
+        "ctc", _PAIRS, frozenset(), reads_pairs=True, target_fits_source=True, reads_all_shards="sorts all pairs"
     ),
 }
 """The objectives by the value of `objective.name`."""
@@ -65,12 +75,13 @@ class ObjectiveConfig(Section):
     """The training objective: what the model learns to predict."""
 
     name: Annotated[
-        Literal["mlm+nsp", "mlm+sop", "mlm", "plm", "clm", "bilm", "translation"], COMPATIBILITY | ORDER | MEMORY
+        Literal["mlm+nsp", "mlm+sop", "mlm", "plm", "clm", "bilm", "translation", "completion", "ctc"],
+        COMPATIBILITY | ORDER | MEMORY,
     ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
     masked tokens of full sentences; plm: tokens of full sentences in a random order (Yang et al. 2019); clm: the next
-    token; bilm: the next token and the previous one; translation: the target of each pair. The default depends on
-    model.family."""
+    token; bilm: the next token and the previous one; translation: the target of each pair; completion: the same by a
+    causal model; ctc: the same, without a decoder. The default depends on model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm and plm; default under plm 1/6, as published."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)

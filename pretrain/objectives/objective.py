@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from multihop.common.counter_rng import UInt64
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
-from multihop.pretrain.objectives import bilm, clm, mlm, plm, sentence_pairs, translation
+from multihop.pretrain.objectives import bilm, clm, completion, ctc, mlm, plm, sentence_pairs, translation
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
@@ -60,4 +60,8 @@ def objective_of(config: ObjectiveConfig) -> Objective:
             return plm
         case "translation":
             return translation
+        case "completion":
+            return completion
+        case "ctc":
+            return ctc
     return sentence_pairs

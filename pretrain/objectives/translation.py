@@ -4,8 +4,6 @@ A sample is a pair. The encoder reads `source end`; the decoder reads `pad targe
 al. 2017, figure 1; it starts with the padding token, as in T5 and Marian).
 """
 
-import logging
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +12,11 @@ from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.config import ObjectiveConfig
+from multihop.pretrain.objectives.pairs import DOCUMENT_COLUMNS as DOCUMENT_COLUMNS
+from multihop.pretrain.objectives.pairs import index_by_length
+from multihop.pretrain.objectives.pairs import sample_count as sample_count
+from multihop.pretrain.objectives.pairs import sample_rows as sample_rows
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack
-
-DOCUMENT_COLUMNS = [0]
-
-log = logging.getLogger("multihop")
 
 
 def build_index(documents: Documents, seq_len: int, key: int, objective: ObjectiveConfig) -> NDArray[np.int64]:
@@ -27,28 +25,7 @@ def build_index(documents: Documents, seq_len: int, key: int, objective: Objecti
     Pairs with a side longer than `seq_len` are left out, with a warning.
     """
     source = documents.source_lengths + 1
-    target = documents.lengths + 2 - source
-    longest = np.maximum(source, target)
-    order = np.argsort(longest, kind="stable")
-    order = order[: np.searchsorted(longest[order], seq_len, side="right")]
-    if left_out := len(longest) - len(order):
-        log.warning(
-            "%d of %d pairs have a side longer than phases[].seq_len=%d tokens and are left out; raise it to use them",
-            left_out,
-            len(longest),
-            seq_len,
-        )
-    return np.stack([order, source[order], target[order]], axis=1)
-
-
-def sample_count(index: NDArray[np.int64], seq_len: int) -> int:
-    """The number of pairs in an index."""
-    return len(index)
-
-
-def sample_rows(index: NDArray[np.int64], samples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """int64 (B, 3): the samples' rows of the index."""
-    return index[samples]
+    return index_by_length([source, documents.lengths + 2 - source], seq_len, "a side")
 
 
 def spans(

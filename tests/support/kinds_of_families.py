@@ -4,6 +4,7 @@ import typing
 from typing import Any
 
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import OBJECTIVES as NEEDS
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
 TEXT_FAMILIES = {
@@ -18,13 +19,18 @@ STACKED = {**TEXT_FAMILIES, "bilm": FAMILIES["bilm"]}
 """These, and the one with layers of another kind that the same tests hold for."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
-TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates}
+TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates and not family.is_monotonic}
 """Families of an encoder and a decoder, trained on pairs."""
 WORD_INIT = {name: family for name, family in TEXT_FAMILIES.items() if "word_init" in family.config.model_fields}
 """Text families whose embeddings can begin as co-occurrence vectors."""
+COMPLETING = {name: family for name, family in FAMILIES.items() if "completion" in family.objectives}
+"""Causal families that are also trained on pairs."""
 OBJECTIVES: list[str] = list(typing.get_args(ObjectiveConfig.model_fields["name"].annotation))
-TEXT_OBJECTIVES = [name for name in OBJECTIVES if name != "translation"]
-TRAINED_WITH = {FAMILIES[name].default_objective: name for name in [*STACKED, "transformer"]}
+TEXT_OBJECTIVES = [name for name in OBJECTIVES if not NEEDS[name].reads_pairs]
+TRAINED_WITH = {
+    **{FAMILIES[name].default_objective: name for name in [*STACKED, "transformer", "ctc-encoder"]},
+    "completion": "gpt2",
+}
 """One family for each objective, by the name of the objective."""
 
 

@@ -9,6 +9,9 @@ from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 TOKENS = TokenizerConfig(vocab_size=120, special_tokens="t5", threads=1)
+COMPLETED = TokenizerConfig(vocab_size=120, special_tokens="gpt2", threads=1)
+"""The tokenizer of pairs for a causal model."""
+CHARACTERS = TokenizerConfig(kind="char", special_tokens="t5", threads=1)
 FIELDS = {"source": "en", "target": "es"}
 
 
@@ -17,6 +20,13 @@ def pair(number: int) -> tuple[str, str]:
     rng = random.Random(number)
     words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 3))) for _ in range(rng.randint(3, 12))]
     return " ".join(words) + ".", " ".join(word[::-1] for word in words) + "."
+
+
+def shortened(number: int) -> tuple[str, str]:
+    """Return a source, and a target that is the source without its vowels: never longer, and in the same order."""
+    rng = random.Random(number)
+    words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 4))]
+    return " ".join(words), " ".join(word.translate(dict.fromkeys(map(ord, "aeiou"))) for word in words)
 
 
 def write_jsonl(path: Path, pairs: Iterable[tuple[str, str]]) -> Path:

@@ -18,7 +18,7 @@ FAMILY = Family(
     model_class="GPT",
     causal=True,
     pooling="last",
-    objectives=("clm",),
+    objectives=("clm", "completion"),
     auto_class="AutoModelForCausalLM",
     presets={
         # Radford et al. 2018, section 4.1.

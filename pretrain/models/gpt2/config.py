@@ -18,7 +18,7 @@ FAMILY = Family(
     model_class="GPT2",
     causal=True,
     pooling="last",
-    objectives=("clm",),
+    objectives=("clm", "completion"),
     auto_class="AutoModelForCausalLM",
     presets={
         # Radford et al. 2019, table 2; the names of the sizes are those under which they were released.

@@ -65,7 +65,15 @@ class GPT2(Model):
         """Logits (M, V) of hidden states (M, H)."""
         return F.linear(hidden, self.word.weight)
 
-    def forward(self, packed: PackedTokens[Tensor], labels: Tensor) -> dict[str, Tensor]:
-        """Sum of the cross-entropies in nats of predicting labels, int64 (N,), the token after each."""
-        hidden = self.encode(packed, sparse_lookup_grad=True)
-        return {"clm": fused_linear_cross_entropy(hidden, self.word.weight, None, labels)}
+    def forward(
+        self, packed: PackedTokens[Tensor], labels: Tensor, predicting_positions: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Sum of the cross-entropies in nats of predicting labels, int64 (N,), the token after each.
+
+        Args:
+            predicting_positions: int64 (M,), the tokens after which the labels, (M,), are: completion predicts targets
+                alone; None: all.
+        """
+        hidden = self.encode(packed, sparse_lookup_grad=True, token_indices=predicting_positions)
+        name = "clm" if predicting_positions is None else "completion"
+        return {name: fused_linear_cross_entropy(hidden, self.word.weight, None, labels)}

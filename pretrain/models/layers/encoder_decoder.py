@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -61,6 +62,11 @@ class EncoderDecoder(Model):
         return {"translation": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, labels, smoothing)}
 
     @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.word.weight.device
+
+    @property
     def last_cross_attention(self) -> nn.Module | None:
         """The decoder's last module that attends to the source; None if it has none.
 
@@ -83,6 +89,10 @@ class EncoderDecoder(Model):
             sparse_lookup_grad: as in `Model.encode`.
         """
         raise NotImplementedError
+
+    def begin_decoding(self, source: PackedTokens[Tensor], beams: int) -> DecoderState:
+        """The state of S * beams empty hypotheses for some sources, as in `forward`; `decode_step` extends them."""
+        return self.init_decoder_state(self.encode_source(source), source, beams)
 
     def encode_source(self, source: PackedTokens[Tensor]) -> Tensor:
         """The encoder's outputs for some sources, (Ns, H), with further columns if `init_decoder_state` needs more.

@@ -33,7 +33,7 @@ FAMILY = Family(
     model_class="ModernBertDecoder",
     causal=True,
     pooling="last",
-    objectives=("clm",),
+    objectives=("clm", "completion"),
     auto_class="AutoModelForCausalLM",
     presets=sizes_of_both("modernbert-decoder", "ettin-decoder"),
 )

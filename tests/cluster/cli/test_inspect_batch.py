@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import yaml
 from kinds_of_families import TEXT_OBJECTIVES, TRAINED_WITH, model_section
-from made_up_pairs import FIELDS, TOKENS, pair, write_jsonl
+from made_up_pairs import CHARACTERS, COMPLETED, FIELDS, TOKENS, pair, shortened, write_jsonl
 from typer.testing import CliRunner
 
 from multihop.cluster.cli.main import app
 from multihop.cluster.runs.recipe import load_recipe
 from multihop.common.errors import UserError
+from multihop.data_prep.config import TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.pipeline.identity import sources_key
 from multihop.data_prep.pipeline.prepare import prepare
@@ -240,14 +241,26 @@ def test_it_starts_nothing_heavy(prepared: tuple[Path, Path]) -> None:
         assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
-def test_pairs_are_shown_side_by_side(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "pairs.jsonl", map(pair, range(60)))
+@pytest.mark.parametrize(
+    ("objective", "tokens", "made", "shown"),
+    [
+        ("translation", TOKENS, pair, "{}</s> {}</s>"),
+        ("completion", COMPLETED, pair, "<|endoftext|> {} <|endoftext|> {} <|endoftext|>"),
+        ("ctc", CHARACTERS, shortened, "{}</s> {}"),
+    ],
+)
+def test_pairs_are_shown_side_by_side(
+    objective: str, tokens: TokenizerConfig, made: Callable[[int], tuple[str, str]], shown: str, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "pairs.jsonl", map(made, range(60)))
+    heads = {} if objective == "ctc" else {"heads": 1}
     recipe = {
         "name": "pairs",
         "data": {"sources": [{"path": str(source), "fields": FIELDS}], "heldout_fraction": 0.1},
-        "tokenizer": TOKENS.model_dump(exclude={"path", "lowercase"}, exclude_defaults=True),
-        "model": {"family": "transformer", "layers": 1, "hidden": 8, "heads": 1, "max_positions": 128},
-        "phases": [{"seq_len": 100, "global_batch_tokens": 400, "steps": 5}],
+        "tokenizer": tokens.model_dump(exclude={"path", "lowercase"}, exclude_defaults=True),
+        "model": {"family": TRAINED_WITH[objective], "layers": 1, "hidden": 8, "max_positions": 200, **heads},
+        "objective": {"name": objective},
+        "phases": [{"seq_len": 200, "global_batch_tokens": 400, "steps": 5}],
         "engine": {"deepspeed": {}},
     }
     path, runs = tmp_path / "recipe.yaml", tmp_path / "runs"
@@ -255,8 +268,8 @@ def test_pairs_are_shown_side_by_side(tmp_path: Path) -> None:
     loaded = load_recipe(path, [])
     prepare(loaded.data, loaded.tokenizer, runs / ".prepared" / sources_key(loaded.data) / "set")
     actual = inspected((path, runs), "--step", "3", "--world-size", "2")["samples"]
-    sides = {f"{one}</s> {other}</s>".replace(" ", "") for one, other in map(pair, range(60))}
-    assert len(actual) > 2 and {sample["text"].replace(" ", "") for sample in actual} <= sides
+    sides = {shown.format(one, other).replace(" ", "") for one, other in map(made, range(60))}
+    assert len(actual) > 1 and {sample["text"].replace(" ", "") for sample in actual} <= sides
     assert {sample["rank"] for sample in actual} == {0, 1}
     for sample in actual:
         first, second = sample["documents"]

@@ -76,6 +76,12 @@ BILM = {
     "objective": {"name": "bilm"},
 }
 RECURRENT = {**PAIRS, "model": {"family": "seq2seq", "layers": 2, "hidden": 32, "max_positions": 64, "cell": "lstm"}}
+MONOTONIC: dict[str, Any] = {
+    **PAIRS,
+    "data": {**PAIRS["data"], "max_bad_fraction": 1.0},
+    "model": {"family": "ctc-encoder", "layers": 2, "hidden": 32, "max_positions": 64},
+    "objective": {"name": "ctc"},
+}
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ KEYS: dict[str, Key] = {
     "data.sources[].field": Key("prepared_data", "body"),
     "data.sources[].fields.source": Key("prepared_data", "de", base=PAIRS),
     "data.sources[].fields.target": Key("prepared_data", "de", base=PAIRS),
+    "data.sources[].fields.relation": Key("prepared_data", "rel", base=PAIRS),
     "data.sources[].target_path": Key("prepared_data", "b.txt", {"data.sources": [_TWO_FILES]}, PAIRS),
     "data.sources[].documents": Key("prepared_data", "line"),
     "data.sources[].language": Key("prepared_data", "de"),
@@ -139,6 +146,7 @@ KEYS: dict[str, Key] = {
     "model.global_attn_every_n_layers": Key("model", 2, base=MODERN),
     "model.global_rope_theta": Key("model", 100.0, base=MODERN),
     "model.local_rope_theta": Key("model", 100.0, base=MODERN),
+    "model.encoder": Key("model", "gru", base=MONOTONIC),
     "model.window": Key("model", 1, base=BAG),
     "model.input_dropout": Key("model", 0.5, base=AWD),
     "model.hidden_dropout": Key("model", 0.5, base=AWD),
@@ -197,6 +205,7 @@ KEYS: dict[str, Key] = {
     "checkpoint.location": Key("checkpoints", "/store"),
     "tokenizer.path": Key("prepared_data", "vocab.txt", {"tokenizer": {"path": "other.txt"}}),
     "tokenizer.add_words": Key("prepared_data", 5, {"tokenizer": {"path": "vocab.txt"}}),
+    "tokenizer.added_tokens": Key("prepared_data", ["<is_a>"]),
     "tokenizer.lowercase": Key("prepared_data", False, {"tokenizer": {"path": "vocab.txt"}}),
     "tokenizer.kind": Key("prepared_data", "bpe"),
     "tokenizer.vocab_size": Key("prepared_data", 200),
@@ -310,7 +319,7 @@ def seen(workplace: Path, base: dict[str, Any], changes: dict[str, Any]) -> Reci
         put(content, key, deepcopy(value))
     path = workplace / "recipe.yaml"
     path.write_text(yaml.safe_dump(content).replace("TASKS", str(workplace)))
-    data = {"clm": "causal", "translation": "pairs"}.get(content["objective"]["name"], "masked")
+    data = {"clm": "causal", "translation": "pairs", "ctc": "pairs"}.get(content["objective"]["name"], "masked")
     return RecipeEffects(load_recipe(path, []), workplace / data, workplace / "index")
 
 

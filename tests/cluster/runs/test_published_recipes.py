@@ -15,7 +15,10 @@ from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.optim.schedule import learning_rate
 
 ROOT = Path(__file__).parents[3]
-OURS = {"continue", "demo", "demo-bert", "elmo-mini", "lamb", "reviews", "translation", "ulmfit", "ulmfit-general"}
+OURS = {
+    "comet", "continue", "ctc", "demo", "demo-bert", "elmo-mini", "lamb", "reviews", "translation", "ulmfit",
+    "ulmfit-general",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -250,17 +250,24 @@ def test_an_existing_tokenizer_serves_both_sides_or_is_refused(tmp_path: Path, d
     assert manifest.fingerprint == whole.fingerprint and manifest.target_tokenizer is None
     check_objective(tmp_path / "t5.model", True, "translation", {"pad", "end"})
 
-    for tokens, lacks in (("gpt2", "<pad> or [PAD]"), ("bert", "</s> or <|endoftext|>")):
+    for tokens in ("gpt2", "bert"):
         other = TOKENS.model_copy(update={"special_tokens": tokens})
-        path = tmp_path / f"{tokens}.model"
-        path.write_bytes(train([side for each in PAIRS for side in each], other))
-        for call in (
-            lambda path=path: prepare(data, TOKENS.model_validate({"path": str(path)}), tmp_path / "no"),
-            lambda path=path: check_objective(path, True, "translation", {"pad", "end"}),
-        ):
-            with pytest.raises(UserError, match=r"cannot be used: its vocabulary lacks .* for pairs$") as refusal:
-                call()
-            assert str(refusal.value).endswith(f"lacks {lacks} for pairs")
+        (tmp_path / f"{tokens}.model").write_bytes(train([side for each in PAIRS for side in each], other))
+    gpt2, bert = tmp_path / "gpt2.model", tmp_path / "bert.model"
+    for call in (
+        lambda: prepare(data, TOKENS.model_validate({"path": str(bert)}), tmp_path / "no"),
+        lambda: check_objective(bert, True, "translation", {"pad", "end"}),
+    ):
+        with pytest.raises(UserError, match=r"cannot be used: its vocabulary lacks </s> or <\|endoftext\|> for an enc"):
+            call()
+    with pytest.raises(
+        UserError, match=r"special tokens of a decoder alone, but objective\.name=translation needs <pad>"
+    ):
+        check_objective(gpt2, True, "translation", {"pad", "end"})
+    # A causal model completes pairs without padding.
+    check_objective(gpt2, True, "completion", {"end", "unk"})
+    completed = prepare(data, TOKENS.model_validate({"path": str(gpt2)}), tmp_path / "causal")
+    assert completed.tokenizer.special_ids == {"end": 0, "unk": 1} and completed.pairs
 
 
 def test_a_vocabulary_without_the_script_of_a_side_is_refused_before_encoding(tmp_path: Path) -> None:

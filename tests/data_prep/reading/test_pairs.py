@@ -204,3 +204,30 @@ def test_sources_of_pairs_name_what_does_not_fit(tmp_path: Path) -> None:
     assert "is a .jsonl file, but target_path is for" in refused(path=f"{here}/a.jsonl", target_path=f"{here}/a.es")
     assert "has no file ending in .tsv" in refused(path=here, fields={"source": 1, "target": 2})
     assert "has no file ending in .jsonl, .json, .parquet" in refused(path=f"{here}/a.en", fields=FIELDS)
+
+
+TRIPLES = [("dog", "is a", "animal"), ("wheel", "part_of", "car"), ("", "is a", "thing"), ("thing", " ", "dog")]
+TRIPLES += [("x", "y", "")]
+
+
+def test_every_format_holds_the_same_triples(tmp_path: Path) -> None:
+    rows = [{"tail": tail, "head": head, "rel": relation} for head, relation, tail in TRIPLES]
+    (tmp_path / "a.jsonl").write_bytes(jsonl([*rows, {"head": "dog", "rel": "is a"}]))
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    columns = {name: [row[name] for row in rows] for name in ("rel", "head", "tail")}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    write_lines(tmp_path / "a.tsv", [f"{relation}\t{head}\t{tail}\t1.5" for head, relation, tail in TRIPLES])
+    fields = {"source": "head", "relation": "rel", "target": "tail"}
+    bad = BadDocument(4, "empty relation")
+    expected = [("dog <is_a>", "animal"), ("wheel <part_of>", "car"), ("", "thing"), bad, ("x <y>", "")]
+    assert read(tmp_path / "a.jsonl", fields=fields) == [*expected, BadDocument(6, "no field 'tail'")]
+    assert read(tmp_path / "a.json", fields=fields) == expected
+    assert read(tmp_path / "a.parquet", fields=fields) == expected
+    assert read(tmp_path / "a.tsv", fields={"source": 2, "relation": 1, "target": 3}) == expected
+    for wrong, complaint in (
+        ({"source": "head", "relation": 1, "target": "tail"}, "expected two names of fields, or two column numbers"),
+        ({"source": "head", "relation": "head", "target": "tail"}, "expected two different fields"),
+        ({"source": 1, "relation": 0, "target": 2}, "columns are counted from 1"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            Source.model_validate({"path": "a.jsonl", "fields": wrong})

@@ -142,7 +142,7 @@ def test_too_few_examples_to_split_are_refused(tmp_path: Path) -> None:
     [
         (
             {"kind": "parsing"},
-            r"yaml: kind: Input should be 'classification', .*, 'perplexity', 'translation', got 'parsing'",
+            r"yaml: kind: Input should be 'classification', .*, 'translation', 'completion', got 'parsing'",
         ),
         ({"trian": "x"}, "trian: Extra inputs are not permitted"),
         ({"fields": {"text": "said"}}, "fields of kind classification must be text, label, got text"),

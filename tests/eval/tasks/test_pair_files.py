@@ -84,3 +84,43 @@ def test_mistakes(tmp_path: Path, described: str, files: dict[str, str], expecte
     with pytest.raises(UserError) as error:
         task_of(tmp_path, f"kind: translation\n{described}", **files)
     assert expected in str(error.value)
+
+
+TRIPLES = ["living thing\tis a\twhole", "dog\tis a\tanimal"]
+COMPLETION = "kind: completion\ntest: a.tsv\ntrain: b.tsv\nfields: {source: 1, relation: 2, target: 3}"
+
+
+def test_a_completion_task_has_triples_and_those_of_training(tmp_path: Path) -> None:
+    task = task_of(tmp_path, COMPLETION, a__tsv="\n".join(TRIPLES), b__tsv="cat\tis a\tanimal\n")
+    assert texts_of(task) == [("living thing <is_a>", "whole"), ("dog <is_a>", "animal")]
+    assert [example.texts for example in task.train] == [("cat <is_a>", "animal")]
+    assert (task.kind, task.metric, task.higher_is_better) == ("completion", "perplexity", False)
+    rows = [dict(zip(("h", "r", "t"), line.split("\t"), strict=True)) for line in TRIPLES]
+    described = "kind: completion\ntest: a.jsonl\ntrain: a.jsonl\nfields: {source: h, relation: r, target: t}"
+    assert texts_of(task_of(tmp_path, described, a__jsonl="\n".join(map(json.dumps, rows)))) == texts_of(task)
+
+
+def test_exact_matches_may_be_the_metric(tmp_path: Path) -> None:
+    task = task_of(tmp_path, "kind: translation\ntest: a.tsv\nmetric: exact match", a__tsv="a\tb\n")
+    assert (
+        task.metric == "exact match"
+        and task.fingerprint != task_of(tmp_path, "kind: translation\ntest: a.tsv").fingerprint
+    )
+
+
+@pytest.mark.parametrize(
+    ("described", "triples", "expected"),
+    [
+        ("kind: completion\ntest: a.tsv", "a\tb", "kind completion needs train"),
+        ("kind: translation\ntest: a.tsv\ntrain: b.tsv", "a\tb", "train=b.tsv is for kind completion"),
+        ("kind: completion\ntest: a.tsv\ntrain: b.jsonl", "a\tb", "must be files of one format"),
+        ("kind: completion\ntest: a.tsv\ntrain: b.tsv\nmetric: exact match", "a\tb", "is for kind translation"),
+        (COMPLETION, "dog\tis a\t \n", "line 1: the head, the tail or the relation of the triple is blank"),
+        (COMPLETION, "dog\t \tanimal\n", "line 1: the head, the tail or the relation of the triple is blank"),
+        (COMPLETION, "dog\tis a\n", "line 1: expected a column 3, got 2 columns"),
+    ],
+)
+def test_mistakes_of_triples(tmp_path: Path, described: str, triples: str, expected: str) -> None:
+    with pytest.raises(UserError) as error:
+        task_of(tmp_path, described, a__tsv=triples, b__tsv="cat\tis a\tanimal\n", b__jsonl="{}")
+    assert expected in str(error.value)

@@ -144,6 +144,32 @@ def test_the_perplexity_of_ones_own_text(
     _check_tasks(config, "bert")
 
 
+def test_completions_of_a_causal_model(
+    gpt2: ModelConfig, gpt2_data: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    triples = [
+        ("the river", "near", "the stone"),
+        ("the river", "near", "the garden"),
+        ("a letter", "of", "the captain"),
+    ]
+    (tmp_path / "test.tsv").write_text("".join("\t".join(triple) + "\n" for triple in triples))
+    (tmp_path / "train.tsv").write_text("the garden\tnear\tthe river\n")
+    task = tmp_path / "near.yaml"
+    task.write_text(
+        "kind: completion\ntest: test.tsv\ntrain: train.tsv\nfields: {source: 1, relation: 2, target: 3}\nbeams: 2\n"
+    )
+    rows = _rows(_config(str(task), tmp_path), _model_under_test(gpt2, gpt2_data, checkpoint))
+    assert [row["init"] for row in rows] == ["pretrained", "random"]
+    for row in rows:
+        assert (row["kind"], row["metric"], row["status"]) == ("completion", "perplexity", "ok")
+        assert row["value"] > 1 and row["examples"] == {"test": 3} and row["other_metrics"]["sources"] == 2
+        assert {"BLEU-2", "novel tuples", "novel objects", "novel different objects"} <= row["other_metrics"].keys()
+    with pytest.raises(UserError, match=r"near\.yaml needs a causal model"):
+        _check_tasks(_config(str(task), tmp_path), "bert")
+    with pytest.raises(UserError, match="can only translate"):
+        _check_tasks(_config(str(task), tmp_path), "ctc-encoder")
+
+
 def test_bleu_without_sacrebleu_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

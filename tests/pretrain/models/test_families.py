@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds_of_families import RELATIVE, STACKED, model_section
+from kinds_of_families import RELATIVE, STACKED, TEXT_OBJECTIVES, model_section
 from pydantic import ValidationError
 from rank_jobs import run_worker
 from rank_pool import RankPool
@@ -29,7 +29,12 @@ from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import OBJECTIVES, ObjectiveConfig
 
 ROOT = Path(__file__).parents[3]
-TRAINED_BY = [(name, objective) for name, family in STACKED.items() for objective in family.objectives]
+TRAINED_BY = [
+    (name, objective)
+    for name, family in STACKED.items()
+    for objective in family.objectives
+    if objective in TEXT_OBJECTIVES
+]
 TRAINED_WITH_POSITIONS = [(*each, None) for each in TRAINED_BY]
 TRAINED_WITH_POSITIONS += [(name, objective, "relative") for name, objective in TRAINED_BY if name in RELATIVE]
 PAIR_HEADS = ("pooler.", "next_sentence.", "sentence_order.")

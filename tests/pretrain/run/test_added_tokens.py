@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from made_up_pairs import recipe as pairs_recipe
+from made_up_pairs import write_jsonl
 from rank_jobs import refusal_at_start, run_worker
 from rank_pool import RankPool
 from tiny_runs import SIZES, make_run
@@ -110,6 +112,30 @@ def test_the_parent_is_evaluated_with_the_means(extended: Path, bert_data: Path,
     model = load_model(config, info.vocab_size, None, checkpoint, 7, 1, info)
     for name, weight in extended_by_hand(load_weights(location), extended).items():
         torch.testing.assert_close(model.get_parameter(name).detach(), weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
+def test_completion_begins_with_a_causal_model_and_the_relations_with_means(
+    pool: Pool, gpt2_data: Path, texts: Path, tmp_path: Path, ranks: int, stage: int
+) -> None:
+    words = [path.read_text().replace(".", "").split() for path in sorted(texts.glob("*.txt"))[:80]]
+    triples = write_jsonl(
+        tmp_path / "triples.jsonl", [(" ".join([*each[:4], "<is_a>"]), " ".join(each[4:7])) for each in words]
+    )
+    tokens = TokenizerConfig(path=str(gpt2_data / "tokenizer.model"), added_tokens=["<is_a>"])
+    added = prepare(pairs_recipe(triples), tokens, tmp_path / "set").tokenizer.added
+    parent = make_run(tmp_path / "parent", gpt2_data, "gpt2", steps=(7,))
+    child = begin(tmp_path / "child", tmp_path / "set", parent, stage, family="gpt2")
+    content = json.loads((child / "recipe.json").read_text())
+    (child / "recipe.json").write_text(json.dumps({**content, "objective": {"name": "completion"}}))
+    assert pool(ranks).run(run_worker, child) == [0] * ranks
+    before = load_weights(folder_of_step(str(parent / "checkpoints"), 7))
+    after = load_weights(folder_of_step(str(child / "checkpoints"), 1))
+    assert added is not None and before.keys() == after.keys()
+    mean = before["word.weight"][added.parts[0]].double().mean(0).float()
+    expected = {**before, "word.weight": torch.cat([before["word.weight"], mean[None]])}
+    for name, weight in expected.items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-9)
 
 
 def test_other_vocabularies_are_refused(

@@ -17,6 +17,8 @@ from tables_of_tests import Table
 
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.config import OBJECTIVES as NEEDS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
@@ -32,17 +34,20 @@ CLOSE = 2e-5
 
 
 @pytest.fixture(scope="module")
-def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path) -> Prepared:
-    return lambda objective: {"clm": gpt2_data, "translation": pairs_data}.get(objective, bert_data)
+def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data: Path, ctc_data: Path) -> Prepared:
+    of_pairs = {"translation": pairs_data, "completion": completion_data, "ctc": ctc_data}
+    return lambda objective: {"clm": gpt2_data, **of_pairs}.get(objective, bert_data)
 
 
 def recipe(objective: str, **changes: Any) -> dict[str, Any]:
-    by_tokens = objective == "translation"
+    by_tokens = NEEDS[objective].reads_pairs
+    family = TRAINED_WITH[objective]
+    encoder = {"encoder": "transformer"} if FAMILIES[family].is_monotonic else {}
     samples = {"global_batch_tokens": 200} if by_tokens else {"global_batch_size": 7}
     per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch_size": 2}
     content: dict[str, Any] = {
         "seed": 5,
-        "model": model_section(TRAINED_WITH[objective], **SIZES, dropout=0.1),
+        "model": model_section(family, **SIZES, **encoder, dropout=0.1),
         "objective": {"name": objective},
         "phases": [{"seq_len": 48, **samples, "steps": STEPS, "lr": 1e-2}],
         "optimizer": {"name": "lamb"},
@@ -269,6 +274,8 @@ TRANSLATING = {
     "additive": {"family": "seq2seq", "attention": "additive"},
     "fed": {"family": "seq2seq", "cell": "gru", "attention": "general", "input_feeding": True},
     "none": {"family": "seq2seq", "attention": "none"},
+    "ctc": {"family": "ctc-encoder"},
+    "ctc-transformer": {"family": "ctc-encoder", "encoder": "transformer", "heads": 2},
 }
 
 
@@ -277,18 +284,19 @@ def test_in_every_stage_a_model_that_translates_is_the_unsharded_one(
     pool: Pool, prepared: Prepared, tmp_path: Path, table: Table, name: str
 ) -> None:
     """Ranks have pairs of different lengths, so that recurrent models read their weights different numbers of times."""
-    model = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **TRANSLATING[name]}
+    model: dict[str, Any] = {"layers": 2, "hidden": 32, "max_positions": 64, "dropout": 0.0, **TRANSLATING[name]}
+    objective = FAMILIES[model["family"]].default_objective
     found: dict[int, dict[int, float]] = {}
     for stage, ranks in ((0, 1), (1, 2), (2, 2), (3, 2)):
-        content = recipe("translation", model=model, engine__zero_stage=stage, engine__data_workers=0)
-        run_dir = begin(tmp_path / str(stage), prepared("translation"), content)
+        content = recipe(objective, model=model, engine__zero_stage=stage, engine__data_workers=0)
+        run_dir = begin(tmp_path / str(stage), prepared(objective), content)
         assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
         found[stage] = losses(run_dir)
         furthest = max(abs(found[stage][step] - found[0][step]) / found[0][step] for step in range(1, STEPS + 1))
         table(f"{name:11} stage {stage} on {ranks} ranks beside the unsharded model: {furthest:.1e} (relative)")
         assert furthest < CLOSE
     k = 2
-    resumed = begin(tmp_path / "resumed", prepared("translation"), content, step_of(run_dir, k))
+    resumed = begin(tmp_path / "resumed", prepared(objective), content, step_of(run_dir, k))
     assert pool(2).run(run_worker, resumed) == [0] * 2
     assert losses(resumed) == {step: loss for step, loss in found[3].items() if step > k}
     assert same_files(step_of(resumed, STEPS), step_of(run_dir, STEPS))
