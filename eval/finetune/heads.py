@@ -9,8 +9,8 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Hops, Pooling
 from multihop.eval.finetune.crf import Crf
-from multihop.eval.finetune.pooling import HopPooling, concatenated, maxima, means
 from multihop.eval.finetune.templates import DELIMITERS
+from multihop.eval.model.pooling import HopPooling, concatenated, maxima, means
 from multihop.eval.model.token_types import with_token_types
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES

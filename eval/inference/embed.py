@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 
 from multihop.common.errors import UserError
-from multihop.eval.finetune.pooling import means
 from multihop.eval.inference.trained_model import TrainedModel
+from multihop.eval.model.pooling import means
 from multihop.eval.model.token_types import with_token_types
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences

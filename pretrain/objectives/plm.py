@@ -20,7 +20,7 @@ from multihop.pretrain.objectives.mlm import sample_rows as sample_rows
 from multihop.pretrain.objectives.mlm import spans as spans
 from multihop.pretrain.packed_tokens import CLS_TYPE, cumulative_lengths, pack, positions_in
 
-SPAN_SHARES = 1 / np.arange(1, 6)
+SPAN_SHARES: NDArray[np.floating] = 1 / np.arange(1, 6)
 SPAN_SHARES /= SPAN_SHARES.sum()
 """Probabilities of predicted spans of 1 to 5 tokens, as in the published code (section 2.6 gives no distribution)."""
 

@@ -20,9 +20,9 @@ from multihop.eval.config import EvalConfig, Features, TrialSettings
 from multihop.eval.finetune.heads import FeatureReader, TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labeled import finetune_labeled
-from multihop.eval.finetune.pooling import means
 from multihop.eval.finetune.templates import template_of
 from multihop.eval.model.model_under_test import of_run
+from multihop.eval.model.pooling import means
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings

@@ -20,8 +20,8 @@ from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import encode
 from multihop.eval.finetune.labeled import TargetScale, finetune_labeled, loss_of
 from multihop.eval.finetune.loop import finetune, parameter_groups, slanted_triangular
-from multihop.eval.finetune.pooling import concatenated
 from multihop.eval.finetune.templates import template_of
+from multihop.eval.model.pooling import concatenated
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings

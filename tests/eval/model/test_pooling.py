@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from multihop.eval.config import EvalConfig
-from multihop.eval.finetune.pooling import HopPooling, maxima, means
+from multihop.eval.model.pooling import HopPooling, maxima, means
 
 Lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
