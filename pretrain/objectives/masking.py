@@ -1,6 +1,8 @@
 """Masking for masked language modeling: which tokens to predict, and what replaces them (Devlin et al. 2018, section
 3.1)."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,7 +102,7 @@ def choose_spans(
     token_keys: UInt64,
     counters: UInt64,
     budgets: NDArray[np.int64],
-    shares: NDArray[np.float64] | None,
+    shares: NDArray[np.floating[Any]] | None,
     overlap: bool,
 ) -> NDArray[np.bool_]:
     """Choose whole words in random order, each with the following words of its span, up to each sequence's budget.
