@@ -1,6 +1,8 @@
 """Masking for masked language modeling: which tokens to predict, and what replaces them (Devlin et al. 2018, section
 3.1)."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,11 +12,11 @@ from multihop.pretrain.objectives.config import ObjectiveConfig
 
 _SPAN_STOP_PROBABILITY = 0.2
 _MAX_SPAN_WORDS = 10
-SPAN_SHARES: NDArray[np.floating] = _SPAN_STOP_PROBABILITY * (1 - _SPAN_STOP_PROBABILITY) ** np.arange(_MAX_SPAN_WORDS)
+SPAN_SHARES = _SPAN_STOP_PROBABILITY * (1 - _SPAN_STOP_PROBABILITY) ** np.arange(_MAX_SPAN_WORDS)
 SPAN_SHARES /= SPAN_SHARES.sum()
 """Probabilities of spans of 1, 2, … words: geometric, clipped and renormalized, with a mean of 3.8 words (Joshi et al.
 2020, section 3.1; the authors' `PairWithSpanMaskingScheme`)."""
-NGRAM_SHARES: NDArray[np.floating] = 1 / np.arange(1, 4)
+NGRAM_SHARES = 1 / np.arange(1, 4)
 NGRAM_SHARES /= NGRAM_SHARES.sum()
 """Probabilities of n-grams of 1, 2 and 3 words: p(n) = (1/n) / (1 + 1/2 + 1/3) (Lan et al. 2020, section 4.1)."""
 
@@ -100,7 +102,7 @@ def choose_spans(
     token_keys: UInt64,
     counters: UInt64,
     budgets: NDArray[np.int64],
-    shares: NDArray[np.floating] | None,
+    shares: NDArray[np.floating[Any]] | None,
     overlap: bool,
 ) -> NDArray[np.bool_]:
     """Choose whole words in random order, each with the following words of its span, up to each sequence's budget.
