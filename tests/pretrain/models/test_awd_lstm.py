@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -173,3 +174,10 @@ def test_every_family_answers_with_groups_of_layers_from_input_to_output(family:
     if family in TEXT_FAMILIES:
         assert len(groups) == config.num_layer_groups
         assert all(name.startswith(f"layers.{i}.") for i, group in enumerate(groups[1:-1]) for name in group)
+
+
+def test_operations_are_two_for_each_weight_that_a_token_meets_and_three_times_that_in_training() -> None:
+    model = model_of()
+    matrices = sum(parameter.numel() for parameter in model.layers.parameters() if parameter.ndim == 2)
+    counted = model.config.train_flops(VOCABULARY, np.array([5, 4]), 7)
+    assert counted == 3 * 2 * (9 * matrices + 7 * model.word.weight.numel())
