@@ -44,7 +44,7 @@ class CtcEncoderConfig(ModelConfig):
             return Seq2SeqConfig(**sizes, cell=self.encoder)
         if self.intermediate is not None:
             sizes["intermediate"] = self.intermediate
-        return TransformerConfig(**sizes, heads=self.heads, norm="pre")
+        return TransformerConfig.model_validate({**sizes, "heads": self.heads, "norm": "pre"})
 
     def train_flops(
         self,
