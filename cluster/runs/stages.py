@@ -32,6 +32,7 @@ from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.environment import MLFLOW_RUN_ID
+from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_init_keys
 from multihop.pretrain.run.find_checkpoint import checkpoints_at
 
@@ -179,7 +180,7 @@ def _check_tokenizer_of_parent(recipe: Recipe) -> None:
         UserError: It is another, or one is to be trained.
     """
     source, tokenizer = recipe.model.init_from, recipe.tokenizer
-    if source is None or not is_huggingface(Path(source)) or recipe.data.holds_pairs:
+    if source is None or not is_huggingface(Path(source)) or FAMILIES[recipe.model.family].translates:
         return  # the ids of a Marian model are in another file than its tokenizer
     if tokenizer.path is None:
         raise UserError(

@@ -42,10 +42,9 @@ class CtcEncoderConfig(ModelConfig):
         sizes: dict[str, Any] = {key: getattr(self, key) for key in ("layers", "hidden", "max_positions", "dropout")}
         if self.encoder != "transformer":
             return Seq2SeqConfig(**sizes, cell=self.encoder)
-        sizes["heads"] = self.heads
         if self.intermediate is not None:
             sizes["intermediate"] = self.intermediate
-        return TransformerConfig(**sizes, norm="pre")
+        return TransformerConfig.model_validate({**sizes, "heads": self.heads, "norm": "pre"})
 
     def train_flops(
         self,
