@@ -149,7 +149,7 @@ def show_import(source: Path, out: Path) -> None:
 
     imported = import_checkpoint(source, out)
     if imported.model.untrainable is not None:
-        print(f"{source} was imported to {imported.checkpoint}: its weights can be read, and not trained further.")
+        print(f"{source} was imported to {imported.checkpoint}: its weights can be read but not trained further.")
         return
     print(f"{source} was imported to {imported.checkpoint}. To start from it, write in the recipe:")
     print("\nmodel:")

@@ -90,7 +90,7 @@ def embed(
     step: Step = None,
     pooling: Annotated[
         Literal["mean", "family"],
-        typer.Option(help="mean: the mean over all tokens; family: as in fine-tuning, pooler, first or last token."),
+        typer.Option(help="mean: over all tokens; family: as in fine-tuning, pooler, first or last token, or mean."),
     ] = "mean",
 ) -> None:
     """Embed the lines of standard input. Prints one JSON object per line."""

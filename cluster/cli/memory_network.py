@@ -18,33 +18,33 @@ def memory_network(
         "runs/memory-network"
     ),
     tasks: Annotated[str, typer.Option(metavar="N,N…", help="Numbers of the tasks. Default: all 20.")] = "",
-    together: Annotated[bool, typer.Option("--together", help="Train one network on all tasks.")] = False,
+    joint: Annotated[bool, typer.Option("--joint", help="Train one network on all of the tasks.")] = False,
     hops: Annotated[int, typer.Option(help="Number of hops, 1 to 20.")] = 3,
     layerwise: Annotated[
         bool, typer.Option("--layerwise", help="Share the embeddings among all hops, with a linear map between them.")
     ] = False,
-    starts: Annotated[int, typer.Option(min=1, help="Number of networks, of which the best is chosen.")] = 10,
+    restarts: Annotated[int, typer.Option(min=1, help="Number of initial weights; the best network is chosen.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of initial weights, orders and noise.")] = 1,
 ) -> None:
     """Train memory networks on the bAbI tasks, and write a report beside the published errors."""
     from multihop.cluster.console import progress_line
     from multihop.common.errors import UserError
     from multihop.eval.memory_network.babi import run_babi
-    from multihop.eval.memory_network.training import TOGETHER, TrainingSettings
+    from multihop.eval.memory_network.training import JOINT, TrainingSettings
     from multihop.eval.report.babi_report import write_babi_report
     from multihop.eval.tasks.babi import TASKS
 
     parts = [part.strip() for part in tasks.split(",") if part.strip()]
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"--tasks {tasks}: expected numbers with commas between them, such as 1,2,15")
-    base = TOGETHER if together else TrainingSettings()
-    settings = replace(base, hops=hops, starts=starts, tying="layerwise" if layerwise else "adjacent")
+    base = JOINT if joint else TrainingSettings()
+    settings = replace(base, hops=hops, restarts=restarts, tying="layerwise" if layerwise else "adjacent")
     with progress_line("train") as line:
         rows = run_babi(
             folder,
             out,
             [int(part) for part in parts] or list(TASKS),
-            together,
+            joint,
             settings,
             seed,
             lambda what, epoch, epochs: line.update(epoch, epochs, what),

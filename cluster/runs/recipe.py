@@ -125,9 +125,9 @@ class Recipe(TrainingConfig):
             )
         if self.data.holds_pairs and not reads_pairs:
             of_pairs = [name for name, needs in OBJECTIVES.items() if needs.reads_pairs]
-            mine = [name for name in FAMILIES[self.model.family].objectives if name in of_pairs]
+            own = [name for name in FAMILIES[self.model.family].objectives if name in of_pairs]
             families = [name for name, family in FAMILIES.items() if {*family.objectives} & {*of_pairs}]
-            instead = f"objective.name={' or '.join(mine)}" if mine else f"model.family={' or '.join(families)}"
+            instead = f"objective.name={' or '.join(own)}" if own else f"model.family={' or '.join(families)}"
             raise UserError(
                 f"data.sources have pairs, but objective.name={self.objective.name} of model.family="
                 f"{self.model.family} reads documents; set {instead}"

@@ -10,13 +10,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 class Crf(nn.Module):
-    """The scores of transitions between L labels, which begin at zero: as if each word was labeled alone."""
+    """The scores of transitions between L labels, which begin at zero: as if each word were labeled alone."""
 
     def __init__(self, labels: int) -> None:
         super().__init__()
         self.transitions = nn.Parameter(torch.zeros(labels, labels))
-        self.first = nn.Parameter(torch.zeros(labels))
-        self.last = nn.Parameter(torch.zeros(labels))
+        self.start_transitions = nn.Parameter(torch.zeros(labels))
+        self.end_transitions = nn.Parameter(torch.zeros(labels))
 
     def loss(self, scores: Tensor, cu_words: Tensor, labels: Tensor) -> Tensor:
         """Return the negative log-likelihood of the labels, in nats, per word.
@@ -29,11 +29,11 @@ class Crf(nn.Module):
         padded, lengths = _padded(scores, cu_words)
         of_words = scores.gather(1, labels[:, None]).sum()
         follows = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-        follows[_present(cu_words)[0]] = False
+        starts, stops = _present(cu_words)
+        follows[starts] = False
         at = follows.nonzero().squeeze(1)
         of_pairs = self.transitions[labels[at - 1], labels[at]].sum()
-        starts, stops = _present(cu_words)
-        of_ends = (self.first[labels[starts]] + self.last[labels[stops - 1]]).sum()
+        of_ends = (self.start_transitions[labels[starts]] + self.end_transitions[labels[stops - 1]]).sum()
         log_likelihood = of_words + of_pairs + of_ends - self.log_partition(padded, lengths).sum()
         return -log_likelihood / len(labels)
 
@@ -45,11 +45,11 @@ class Crf(nn.Module):
             padded: (S, T, L), of each word's labels.
             lengths: int64 (S,), numbers of words, at least 1.
         """
-        alpha = self.first + padded[:, 0]
+        alpha = self.start_transitions + padded[:, 0]
         for step in range(1, padded.shape[1]):
             after = (alpha[:, :, None] + self.transitions).logsumexp(1) + padded[:, step]
             alpha = torch.where((step < lengths)[:, None], after, alpha)
-        return (alpha + self.last).logsumexp(1)
+        return (alpha + self.end_transitions).logsumexp(1)
 
     @torch.no_grad()
     def decode(self, scores: Tensor, cu_words: Tensor) -> Tensor:
@@ -61,15 +61,15 @@ class Crf(nn.Module):
         if not len(scores):
             return torch.empty(0, dtype=torch.int64, device=scores.device)
         padded, lengths = _padded(scores, cu_words)
-        best, stays = self.first + padded[:, 0], torch.arange(scores.shape[1], device=scores.device)
-        origins: list[Tensor] = []
+        best, stays = self.start_transitions + padded[:, 0], torch.arange(scores.shape[1], device=scores.device)
+        backpointers: list[Tensor] = []
         for step in range(1, padded.shape[1]):
             after, origin = (best[:, :, None] + self.transitions).max(1)
             goes_on = (step < lengths)[:, None]
             best = torch.where(goes_on, after + padded[:, step], best)
-            origins.append(torch.where(goes_on, origin, stays))  # beyond its end a sentence keeps its last label
-        labels = [(best + self.last).argmax(1)]
-        for origin in reversed(origins):
+            backpointers.append(torch.where(goes_on, origin, stays))  # beyond its end a sentence keeps its last label
+        labels = [(best + self.end_transitions).argmax(1)]
+        for origin in reversed(backpointers):
             labels.append(origin.gather(1, labels[-1][:, None]).squeeze(1))
         grid = torch.stack(labels[::-1], 1)
         mask = torch.arange(padded.shape[1], device=lengths.device) < lengths[:, None]

@@ -10,7 +10,7 @@ from multihop.common.counter_rng import key_of
 from multihop.eval.config import Features, Hops, Pooling
 from multihop.eval.finetune.crf import Crf
 from multihop.eval.finetune.templates import DELIMITERS
-from multihop.eval.model.pooling import HopPooling, concatenated, maxima, means
+from multihop.eval.model.pooling import HopPooling, concat_pool, max_pool, mean_pool
 from multihop.eval.model.token_types import with_token_types
 from multihop.eval.tasks.task import Task
 from multihop.pretrain.models.families import FAMILIES
@@ -131,7 +131,7 @@ class TaskModel(nn.Module):
         self.encoder = encoder
         self.kind, self.family = task.kind, family
         self.pooling = family.pooling if pooling == "family" else pooling
-        self.hops = HopPooling(encoder.config.state_width, pooling.hops) if isinstance(pooling, Hops) else None
+        self.hop_pooling = HopPooling(encoder.config.state_width, pooling.hops) if isinstance(pooling, Hops) else None
         self.dropout = nn.Dropout(encoder.config.dropout if dropout is None else dropout)
         outputs = {"choice": 1, "spans": 2}.get(task.kind, len(task.labels) or 1)
         width = self.features.width if self.features else encoder.config.state_width
@@ -194,7 +194,7 @@ class TaskModel(nn.Module):
         read: Tensor = features(states, packed.cu_seqlens)
         if self.kind == "spans":
             return read
-        return read.index_select(0, words) if self.kind == "tagging" else means(read, packed.cu_seqlens)
+        return read.index_select(0, words) if self.kind == "tagging" else mean_pool(read, packed.cu_seqlens)
 
     def _read_tokens(self, cu_seqlens: Tensor, words: Tensor) -> Tensor | None:
         """Return int64: the tokens that the head reads; None: all."""
@@ -206,18 +206,18 @@ class TaskModel(nn.Module):
 
     def _pooled(self, state: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return (S, H): one vector of each sequence from the states at `_read_tokens`."""
-        if self.hops is not None:
-            pooled: Tensor = self.hops(state, cu_seqlens)
+        if self.hop_pooling is not None:
+            pooled: Tensor = self.hop_pooling(state, cu_seqlens)
             return pooled
         match self.pooling:
             case "pooler":
                 return self.encoder.pool(state)
             case "mean":
-                return means(state, cu_seqlens)
+                return mean_pool(state, cu_seqlens)
             case "max":
-                return maxima(state, cu_seqlens)
+                return max_pool(state, cu_seqlens)
             case "concat":
-                return concatenated(state, cu_seqlens)
+                return concat_pool(state, cu_seqlens)
         return state
 
     def _scored(self, state: Tensor) -> Tensor:

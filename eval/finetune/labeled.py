@@ -95,6 +95,8 @@ def loss_of(model: TaskModel, examples: Encoded, batch: NDArray[np.int64], scale
     device = next(model.parameters()).device
     inputs = to_device(examples.collate(batch), device)
     outputs = model(**inputs)
+    if not len(outputs):  # all words of these sentences were cut off
+        return outputs.sum()
     labels = torch.from_numpy(examples.labels_of(batch)).to(device)
     if model.crf is not None:
         return model.crf.loss(outputs, _cu_words(inputs), labels.long())

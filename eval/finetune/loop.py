@@ -24,7 +24,7 @@ from multihop.pretrain.optim.norms import clip_grad_norm_
 _CLIP_NORM = 1.0
 _CURVE_POINTS = 50
 _SLANT_RATIO = 32
-"""The peak rate in terms of the first and last one (Howard and Ruder 2018, section 3.2)."""
+"""Ratio of the peak learning rate to the first and the last one (Howard and Ruder 2018, section 3.2)."""
 
 
 class NonFiniteLossError(Exception):
@@ -72,7 +72,7 @@ def finetune(
     # One kernel for all parameters: most of a small model's step would be the optimizer's many small operations.
     groups = parameter_groups(model, settings, layer_groups)
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, fused=True)
-    factor = slanted_triangular if settings.schedule == "slanted_triangular" else rate
+    factor = slanted_triangular if settings.schedule == "slanted_triangular" else linear_schedule
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps, settings.warmup_ratio))
     torch.manual_seed(key_of("fine-tuning dropout", seed) >> 1)
 
@@ -114,7 +114,7 @@ def finetune(
     return History(best_value, best_epoch, loss_curve, dev_curve)
 
 
-def rate(step: int, steps: int, warmup_ratio: float) -> float:
+def linear_schedule(step: int, steps: int, warmup_ratio: float) -> float:
     """Return the factor on the learning rate at a 0-based step: linear warm-up over a fraction of them, then linear
     decay to 0."""
     grows = max(1, round(warmup_ratio * steps))
@@ -127,8 +127,8 @@ def slanted_triangular(step: int, steps: int, cut_frac: float) -> float:
     """Return the factor on the learning rate at a 0-based step (Howard and Ruder 2018, equation 3): linear growth from
     1 / 32 over a fraction of the steps, then linear decay to 1 / 32."""
     cut = max(1, round(steps * cut_frac))
-    share = step / cut if step < cut else (steps - step) / max(1, steps - cut)
-    return (1 + share * (_SLANT_RATIO - 1)) / _SLANT_RATIO
+    p = step / cut if step < cut else (steps - step) / max(1, steps - cut)
+    return (1 + p * (_SLANT_RATIO - 1)) / _SLANT_RATIO
 
 
 def unfreeze(layer_groups: Sequence[Sequence[nn.Parameter]], count: int) -> None:

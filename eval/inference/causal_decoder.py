@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from multihop.pretrain.models.config import AttentionConfig
 from multihop.pretrain.models.layers.encoder_decoder import DecoderState
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
@@ -35,11 +34,9 @@ class CausalDecoder:
         Args:
             source: everything that the model reads before the first token that it predicts; at least one token each.
         """
-        config = self._model.config
-        assert isinstance(config, AttentionConfig), "causal families attend"
         lengths = source.cu_seqlens.diff()
         # Memory for new tokens is doubled when it is full.
-        cache = KeyValueCache(config, lengths.tolist(), source.max_seqlen, self.device)
+        cache = self._model.new_cache(lengths.tolist(), source.max_seqlen, self.device)
         hidden = self._model.encode(source, token_indices=source.cu_seqlens[1:] - 1, cache=cache)
         state = CausalDecoderState(cache, lengths, hidden, beams)
         state.reorder(torch.arange(len(lengths), device=self.device).repeat_interleave(beams))

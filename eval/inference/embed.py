@@ -8,7 +8,7 @@ import torch
 
 from multihop.common.errors import UserError
 from multihop.eval.inference.trained_model import TrainedModel
-from multihop.eval.model.pooling import means
+from multihop.eval.model.pooling import mean_pool
 from multihop.eval.model.token_types import with_token_types
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.packed_tokens import pack_sequences
@@ -42,8 +42,8 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "
     """Return the vector of each text, computed in one batch.
 
     Args:
-        pooling: mean and concat: over all tokens, special tokens included; family: what the family is fine-tuned on for
-            whole texts, the pooler's output, the first token's state or the last token's.
+        pooling: mean: the mean over all tokens, special tokens included; family: as in fine-tuning, the pooler's
+            output, the first or last token's state, or the mean.
 
     Raises:
         UserError: the model translates, or the model's files lack the pooler's weights.
@@ -66,7 +66,7 @@ def embed(trained: TrainedModel, texts: Sequence[str], pooling: EmbedPooling = "
     packed = with_token_types(trained.family, packed_to_device(pack_sequences(sequences), trained.device))
     cu_seqlens = packed.cu_seqlens
     if pooling == "mean" or by_family == "mean":
-        vectors = means(model.encode(packed), cu_seqlens)
+        vectors = mean_pool(model.encode(packed), cu_seqlens)
     else:
         at = cu_seqlens[1:] - 1 if by_family == "last" else cu_seqlens[:-1]
         states = model.encode(packed, token_indices=at)

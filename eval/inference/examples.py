@@ -4,7 +4,7 @@ Torch and the modules that need it are imported in functions, because this modul
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,7 @@ def make_examples(examples: Examples) -> Row:
 
 
 def _answers(examples: Examples, model: ModelConfig, weights: "dict[str, torch.Tensor]") -> list[Any]:
+    from multihop.data_prep.dataset.manifest import read_data_manifest
     from multihop.eval.inference.fill import fill
     from multihop.eval.inference.generate import Sampling, generate
     from multihop.eval.inference.trained_model import with_weights
@@ -124,6 +125,9 @@ def _answers(examples: Examples, model: ModelConfig, weights: "dict[str, torch.T
     after = examples.after
     tokenizer, info = open_tokenizer(after.tokenizer_path)
     trained = with_weights("the model", model, after.vocab_size, weights, tokenizer, info.special_ids)
+    if after.data_path is not None:
+        # A model trained on pairs reads sources, and so does its parent, so that both get the same input.
+        trained = replace(trained, completes=trained.family.causal and read_data_manifest(after.data_path).pairs)
     if trained.family.causal:
         return generate(trained, examples.texts, _TOKENS, Sampling(top_k=_TOP_K))
     return [

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from multihop.common.counter_rng import key_of, random_bits, uniform
 from multihop.common.errors import UserError
+from multihop.data_prep.rules.pairs import clean_side
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
 from multihop.pretrain.objectives.completion import read_tokens
@@ -94,7 +95,7 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
             f"{trained.path} is a {trained.family.display_name}, which does not continue texts; use `multihop "
             f"{trained.command}`{' with a mask token in the text' if trained.command == 'fill-mask' else ''}"
         )
-    ids: list[int] = trained.tokenizer.encode([prompt])[0].tolist()
+    ids: list[int] = trained.tokenizer.encode([clean_side(prompt) if trained.completes else prompt])[0].tolist()
     if trained.completes:
         ids = read_tokens(ids, trained.special_ids["end"])
     ids = ids or [trained.special_ids["end"]]

@@ -49,7 +49,8 @@ def translate(
     limit, end = trained.model.config.max_positions, trained.special_ids["end"]
     encoded = [trained.tokenizer.encode([clean_side(text)])[0].tolist() for text in texts]
     kept = limit - (2 if trained.completes else 1)
-    sources = [read_tokens(ids[:kept], end) if trained.completes else [*ids[:kept], end] for ids in encoded]
+    # A source that is completed is cut at its beginning, as where its target is scored: its end may be a relation.
+    sources = [read_tokens(ids[-kept:], end) if trained.completes else [*ids[:kept], end] for ids in encoded]
     done: dict[int, Translation] = {
         number: Translation("", 0.0, False) for number, ids in enumerate(encoded) if not ids
     }

@@ -3,7 +3,6 @@
 A row of OUT/results.jsonl is the result of a task; a row with the same settings, seed and files is not computed again.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,17 +13,20 @@ from typing import Any
 import numpy as np
 
 from multihop.common.errors import UserError
-from multihop.common.files import append_bytes, make_folder, sha256_file, sha256_json, truncate_torn_line
+from multihop.common.files import sha256_file, sha256_json
+from multihop.common.json_lines import append_row, read_rows
 from multihop.eval.config import MAX_HOPS
 from multihop.eval.memory_network.stories import Stories, encode_stories, vocabulary
 from multihop.eval.memory_network.training import Trained, TrainingSettings, answer, attend, train_networks
 from multihop.eval.tasks.babi import TASKS, Question, read_questions, task_files
 
 RESULTS = "results.jsonl"
-_MOST_SHOWN = 12
-"""Statements of a story whose attention is recorded."""
+_KEY_VERSION = 1
+"""Changes with the training or the row, so that older rows are not used."""
+_MAX_STATEMENTS = 12
+"""Maximum number of statements in the recorded example."""
 
-PUBLISHED_ALONE = dict(
+PUBLISHED_SINGLE_TASK = dict(
     zip(
         TASKS,
         (0.0, 8.3, 40.3, 2.8, 13.1, 7.6, 17.3, 10.0, 13.2, 15.1, 0.9, 0.2, 0.4, 1.7, 0.0, 1.3, 51.0, 11.1, 82.8, 0.0),
@@ -32,7 +34,7 @@ PUBLISHED_ALONE = dict(
     )
 )
 """Test errors in percent of Sukhbaatar et al. 2015, table 1, PE LS RN: three hops, each task alone; mean 13.9."""
-PUBLISHED_TOGETHER = dict(
+PUBLISHED_JOINT = dict(
     zip(
         TASKS,
         (0.0, 11.4, 21.9, 13.4, 14.4, 2.8, 18.3, 9.3, 1.9, 6.5, 0.3, 0.1, 0.2, 6.9, 0.0, 2.7, 40.4, 9.4, 88.0, 0.0),
@@ -59,7 +61,7 @@ def run_babi(
     folder: Path,
     out: Path,
     tasks: Sequence[int],
-    together: bool,
+    joint: bool,
     settings: TrainingSettings,
     seed: int,
     progress: Callable[[str, int, int], None],
@@ -68,7 +70,7 @@ def run_babi(
 
     Args:
         folder: the official files in English, 1,000 questions a task.
-        together: train one network on all of the tasks.
+        joint: train one network on all of the tasks.
         progress: called with what is trained, the epochs done and their number.
 
     Raises:
@@ -80,18 +82,17 @@ def run_babi(
     if not 1 <= settings.hops <= MAX_HOPS:
         raise UserError(f"{settings.hops} hops; expected 1 to {MAX_HOPS}, where three are usual")
     data = [_read(folder, task) for task in dict.fromkeys(tasks)]
-    make_folder(out)
-    truncate_torn_line(out / RESULTS)
-    done = {row["key"]: row for row in _rows(out / RESULTS)}
+    done = {row["key"]: row for row in read_rows(out / RESULTS)}
     rows: list[dict[str, Any]] = []
-    for group in [data] if together else [[each] for each in data]:
-        keys = [_key(each, group, settings, seed) for each in group]
+    for group in [data] if joint else [[each] for each in data]:
+        keys = [_key(each, group, joint, settings, seed) for each in group]
         if not all(key in done for key in keys):
             what = "all tasks" if len(group) > 1 else f"task {group[0].task}"
             found = _train_and_test(group, settings, seed, partial(progress, what))
             for key, row in zip(keys, found, strict=True):
-                done[key] = {"key": key, "together": together, "seed": seed, "settings": asdict(settings), **row}
-                append_bytes(out / RESULTS, json.dumps(done[key]).encode() + b"\n")
+                if key not in done:
+                    done[key] = {"key": key, "joint": joint, "seed": seed, "settings": asdict(settings), **row}
+                    append_row(out / RESULTS, done[key])
         rows += [done[key] for key in keys]
     return rows
 
@@ -105,12 +106,9 @@ def _read(folder: Path, task: int) -> _TaskData:
     )
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _key(task: _TaskData, group: Sequence[_TaskData], settings: TrainingSettings, seed: int) -> str:
-    return sha256_json([task.task, [each.sha256 for each in group], asdict(settings), seed])
+def _key(task: _TaskData, group: Sequence[_TaskData], joint: bool, settings: TrainingSettings, seed: int) -> str:
+    files = [each.sha256 for each in group]
+    return sha256_json([_KEY_VERSION, task.task, files, joint, asdict(settings), seed])
 
 
 def _train_and_test(
@@ -127,6 +125,7 @@ def _train_and_test(
     seconds = time.perf_counter() - began
     tested = stories.rows(is_test)
     wrong, _ = answer(trained.model, tested, np.arange(len(tested)))
+    validated = stories.tasks[~is_test][trained.validation]
     names = {number: word for word, number in words.items()}
     rows = []
     for task in group:
@@ -138,9 +137,8 @@ def _train_and_test(
                 "questions": len(own),
                 "stories_without_question": task.unused,
                 "error": float(wrong[trained.chosen, own].mean()),
-                "validation_error": float(trained.validation_errors[trained.chosen]),
-                "errors_of_starts": wrong[:, own].mean(1).tolist(),
-                "validation_errors_of_starts": trained.validation_errors.tolist(),
+                "validation_error": float(trained.wrong[trained.chosen, validated == task.task].mean()),
+                "errors_of_restarts": wrong[:, own].mean(1).tolist(),
                 "seconds": seconds,
                 "example": _example(trained, tested, test, wrong[trained.chosen], own, names),
             }
@@ -157,10 +155,10 @@ def _example(
     names: dict[int, str],
 ) -> dict[str, Any]:
     """Return a question with the attention of each hop: the first with a right answer and a short story, if any."""
-    fitting = [i for i in own if not wrong[i] and tested.sizes[i] <= _MOST_SHOWN]
+    fitting = [i for i in own if not wrong[i] and tested.sizes[i] <= _MAX_STATEMENTS]
     chosen = int([*fitting, own[0]][0])
     logits, attention = attend(trained.model, tested, np.array([chosen]))
-    statements = questions[chosen].statements[-_MOST_SHOWN:]
+    statements = questions[chosen].statements[-_MAX_STATEMENTS:]
     # The newest statement is the first memory.
     by_hop = [hop[trained.chosen, 0, : len(statements)].flip(0).tolist() for hop in attention]
     return {

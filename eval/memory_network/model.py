@@ -49,12 +49,16 @@ class MemoryNetworks(nn.Module):
         self.sizes, self.networks = sizes, networks
         adjacent = sizes.tying == "adjacent"
         tables = sizes.hops + 1 if adjacent else 2
-        self.words = nn.ParameterList(_drawn(networks, sizes.vocab_size, sizes.width) for _ in range(tables))
-        self.times = nn.ParameterList(_drawn(networks, sizes.times, sizes.width) for _ in range(tables))
+        self.word_embeddings = nn.ParameterList(
+            _empty_parameter(networks, sizes.vocab_size, sizes.width) for _ in range(tables)
+        )
+        self.temporal_embeddings = nn.ParameterList(
+            _empty_parameter(networks, sizes.times, sizes.width) for _ in range(tables)
+        )
         if not adjacent:
-            self.question_words = _drawn(networks, sizes.vocab_size, sizes.width)
-            self.answer_words = _drawn(networks, sizes.vocab_size, sizes.width)
-            self.between_hops = _drawn(networks, sizes.width, sizes.width)
+            self.question_words = _empty_parameter(networks, sizes.vocab_size, sizes.width)
+            self.answer_words = _empty_parameter(networks, sizes.vocab_size, sizes.width)
+            self.between_hops = _empty_parameter(networks, sizes.width, sizes.width)
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(key_of("memory network", seed, name) >> 1)
             nn.init.normal_(parameter, std=_STD, generator=generator)
@@ -81,19 +85,21 @@ class MemoryNetworks(nn.Module):
         hops, adjacent = self.sizes.hops, self.sizes.tying == "adjacent"
         filled = memories > 0
         counts = self._word_counts(sentences)
-        vectors = [self._sentence_vectors(counts, words) for words in self.words]
+        vectors = [self._sentence_vectors(counts, words) for words in self.word_embeddings]
         question_vectors = vectors[0] if adjacent else self._sentence_vectors(counts, self.question_words)
         u = question_vectors.gather(1, questions[..., None].expand(-1, -1, self.sizes.width))
         attention: list[Tensor] = []
         for hop in range(hops):
             inputs, outputs = (hop, hop + 1) if adjacent else (0, 1)
             # The scores of all sentences, then of those in memory: cheaper than copies of the memories' vectors.
-            scores = (u @ vectors[inputs].mT).gather(2, memories) + (u @ self.times[inputs].mT).gather(2, times)
+            scores = (u @ vectors[inputs].mT).gather(2, memories) + (u @ self.temporal_embeddings[inputs].mT).gather(
+                2, times
+            )
             p = scores * filled if linear else scores.masked_fill(~filled, -torch.inf).softmax(-1)
             attention.append(p)
-            o = _sum_by(p, memories, vectors[outputs]) + _sum_by(p, times, self.times[outputs])
+            o = _sum_by(p, memories, vectors[outputs]) + _sum_by(p, times, self.temporal_embeddings[outputs])
             u = o + (u if adjacent else u @ self.between_hops)
-        answer_words = self.words[-1] if adjacent else self.answer_words
+        answer_words = self.word_embeddings[-1] if adjacent else self.answer_words
         return u @ answer_words.mT, attention
 
     def _word_counts(self, sentences: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ def _centered(count: int) -> Tensor:
     return (2 * torch.arange(1, count + 1, dtype=torch.float32) - (count + 1)) / count
 
 
-def _drawn(*shape: int) -> nn.Parameter:
+def _empty_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))
 
 

@@ -3,7 +3,7 @@
 for each epoch of the linear start, then for each epoch with softmax:
     for each batch of 32 questions, in a new order:
         one step of SGD on the sum of the cross-entropies, gradients of a norm above 40 scaled to 40
-take the network that answers most validation questions
+take the network with the fewest wrong validation answers (the authors: with the lowest training error)
 """
 
 import math
@@ -45,7 +45,7 @@ class TrainingSettings:
     """Share of empty memories that is inserted in training, so that times are not learned by heart (section 4.1)."""
     validation: float = 0.1
     """Share of the training questions that chooses the network."""
-    starts: int = 10
+    restarts: int = 10
     """Number of networks with different initial weights."""
 
     @property
@@ -54,7 +54,7 @@ class TrainingSettings:
         return self.memory_size + max_blanks(self.memory_size, self.time_noise)
 
 
-TOGETHER = TrainingSettings(width=50, linear_epochs=30, epochs=60, halve_every=15)
+JOINT = TrainingSettings(width=50, linear_epochs=30, epochs=60, halve_every=15)
 """The settings of the authors' code for one network for all tasks."""
 
 
@@ -68,8 +68,10 @@ class Trained:
     """Networks after training, and their results."""
 
     model: MemoryNetworks
-    validation_errors: NDArray[np.float64]
-    """(R,), share of wrong answers."""
+    validation: NDArray[np.int64]
+    """(Q,), the questions that chose the network."""
+    wrong: NDArray[np.bool_]
+    """(R, Q), whether each network's answer to each of these is wrong."""
     chosen: int
     """The network with the fewest wrong validation answers; of equal ones that with the lowest validation loss."""
 
@@ -81,7 +83,7 @@ def train_networks(
     seed: int,
     progress: Callable[[int, int], None] = lambda epoch, epochs: None,
 ) -> Trained:
-    """Train `settings.starts` networks on the questions, each with its own initial weights, orders and time noise.
+    """Train `settings.restarts` networks on the questions, each with its own initial weights, orders and time noise.
 
     Args:
         vocab_size: number of words, with word 0.
@@ -100,27 +102,26 @@ def train_networks(
         hops=settings.hops,
         tying=settings.tying,
     )
-    model = MemoryNetworks(sizes, settings.starts, seed)
+    model = MemoryNetworks(sizes, settings.restarts, seed)
     epochs = settings.linear_epochs + settings.epochs
     for epoch in range(epochs):
         linear = epoch < settings.linear_epochs
         after = epoch - settings.linear_epochs
         lr = settings.linear_lr if linear else settings.lr * 0.5 ** (after // settings.halve_every)
-        orders = np.stack([rng.permutation(training) for _ in range(settings.starts)])
+        orders = np.stack([rng.permutation(training) for _ in range(settings.restarts)])
         for start in range(0, orders.shape[1], settings.batch_size):
             batch = orders[:, start : start + settings.batch_size]
             times = noisy_times(stories.sizes[batch], settings.memory_size, settings.time_noise, rng)
             _step(model, stories, batch, times, lr, settings.max_grad_norm, linear)
         progress(epoch + 1, epochs)
     wrong, losses = answer(model, stories, validation)
-    errors = wrong.mean(1) if held else np.zeros(settings.starts)
-    return Trained(model, errors, int(np.lexsort([losses.sum(1), errors])[0]))
+    return Trained(model, validation, wrong, int(np.lexsort([losses.sum(1), wrong.sum(1)])[0]))
 
 
 def noisy_times(sizes: NDArray[np.int64], memories: int, noise: float, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw the temporal encodings (..., M) of memories: ascending from the newest one, with gaps at random places.
 
-    Of n memories, up to ceil(noise * n) empty ones stand among them.
+    Up to ceil(noise * n) empty memories are inserted into n memories.
 
     Args:
         sizes: (...,), the number of memories.
@@ -159,12 +160,12 @@ def _step(
 def _inputs(stories: Stories, batch: NDArray[np.int64], times: NDArray[np.int64]) -> tuple[Tensor, ...]:
     """The model's inputs for some questions: only the sentences and memories that occur in them."""
     memories = int(stories.sizes[batch].max())
-    told, questions = stories.memories[batch][..., :memories], stories.questions[batch]
-    used, indexes = np.unique(np.concatenate([[0], told.ravel(), questions.ravel()]), return_inverse=True)
-    split = 1 + told.size
+    memory_sentences, questions = stories.memories[batch][..., :memories], stories.questions[batch]
+    used, indexes = np.unique(np.concatenate([[0], memory_sentences.ravel(), questions.ravel()]), return_inverse=True)
+    split = 1 + memory_sentences.size
     return (
         torch.from_numpy(stories.sentences[used]),
-        torch.from_numpy(indexes[1:split].reshape(told.shape)),
+        torch.from_numpy(indexes[1:split].reshape(memory_sentences.shape)),
         torch.from_numpy(times[..., :memories]),
         torch.from_numpy(indexes[split:].reshape(questions.shape)),
     )

@@ -4,24 +4,24 @@ import torch
 from torch import Tensor, nn
 
 
-def means(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+def mean_pool(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return the mean over each sequence's tokens: (N, H) -> (S, H)."""
     lengths = cu_seqlens.diff()
-    owners = torch.repeat_interleave(lengths)
-    return x.new_zeros(len(lengths), x.shape[1]).index_add(0, owners, x) / lengths[:, None]
+    sequence_ids = torch.repeat_interleave(lengths)
+    return x.new_zeros(len(lengths), x.shape[1]).index_add(0, sequence_ids, x) / lengths[:, None]
 
 
-def maxima(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+def max_pool(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return the maximum of each dimension over each sequence's tokens: (N, H) -> (S, H)."""
     lengths = cu_seqlens.diff()
-    owners = torch.repeat_interleave(lengths)[:, None].expand_as(x)
-    return x.new_zeros(len(lengths), x.shape[1]).scatter_reduce(0, owners, x, "amax", include_self=False)
+    sequence_ids = torch.repeat_interleave(lengths)[:, None].expand_as(x)
+    return x.new_zeros(len(lengths), x.shape[1]).scatter_reduce(0, sequence_ids, x, "amax", include_self=False)
 
 
-def concatenated(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+def concat_pool(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return the last token's state, the maxima and the mean of each sequence, (N, H) -> (S, 3 * H) (Howard and Ruder
     2018, section 3.3)."""
-    return torch.cat([x.index_select(0, cu_seqlens[1:] - 1), maxima(x, cu_seqlens), means(x, cu_seqlens)], 1)
+    return torch.cat([x.index_select(0, cu_seqlens[1:] - 1), max_pool(x, cu_seqlens), mean_pool(x, cu_seqlens)], 1)
 
 
 class HopPooling(nn.Module):
@@ -44,17 +44,22 @@ class HopPooling(nn.Module):
     def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Pool the states of packed sequences: (N, H) -> (S, H)."""
         lengths = cu_seqlens.diff()
-        owners = torch.repeat_interleave(lengths)
+        sequence_ids = torch.repeat_interleave(lengths)
         keys, values = x @ self.input.T / x.shape[1] ** 0.5, x @ self.output.T
         u = self.query.expand(len(lengths), -1)
         for _ in range(self.hops):
-            p = softmax_by_sequence((keys * u[owners]).sum(1), owners, len(lengths))
-            u = (u @ self.between_hops.T).index_add(0, owners, p[:, None] * values)
+            p = softmax_by_sequence((keys * u[sequence_ids]).sum(1), sequence_ids, len(lengths))
+            u = (u @ self.between_hops.T).index_add(0, sequence_ids, p[:, None] * values)
         return u
 
 
-def softmax_by_sequence(scores: Tensor, owners: Tensor, sequences: int) -> Tensor:
-    """Return the softmax of scores (N,) over the tokens of each sequence; owners: int64 (N,), each token's sequence."""
-    highest = scores.new_zeros(sequences).scatter_reduce(0, owners, scores.detach(), "amax", include_self=False)
-    weights = (scores - highest[owners]).exp()
-    return weights / weights.new_zeros(sequences).index_add(0, owners, weights)[owners]
+def softmax_by_sequence(scores: Tensor, sequence_ids: Tensor, sequences: int) -> Tensor:
+    """Return the softmax of scores (N,) over the tokens of each sequence.
+
+    Args:
+        sequence_ids: int64 (N,), the sequence of each token.
+        sequences: number of sequences.
+    """
+    highest = scores.new_zeros(sequences).scatter_reduce(0, sequence_ids, scores.detach(), "amax", include_self=False)
+    weights = (scores - highest[sequence_ids]).exp()
+    return weights / weights.new_zeros(sequences).index_add(0, sequence_ids, weights)[sequence_ids]

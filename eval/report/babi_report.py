@@ -6,7 +6,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from multihop.common.files import write_atomically
-from multihop.eval.memory_network.babi import PUBLISHED_ALONE, PUBLISHED_TOGETHER
+from multihop.eval.memory_network.babi import PUBLISHED_JOINT, PUBLISHED_SINGLE_TASK
 from multihop.eval.report.plot_style import TICK_SIZE, Colors, literal, new_figure
 from multihop.eval.report.plots import Picture
 from multihop.eval.report.render import render
@@ -21,21 +21,23 @@ _MOST_PICTURES = 20
 
 def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """Write report.md, report.html and the pictures of the rows of `run_babi`."""
-    settings, together = rows[0]["settings"], rows[0]["together"]
-    published = PUBLISHED_TOGETHER if together else PUBLISHED_ALONE
+    settings, joint = rows[0]["settings"], rows[0]["joint"]
+    published = PUBLISHED_JOINT if joint else PUBLISHED_SINGLE_TASK
+    # A joint network of some tasks is another one than that of all.
+    is_published = not joint or len(rows) == len(TASKS)
     lines = [
         [
             row["task"],
             row["name"],
             f"{100 * row['error']:.1f}",
-            f"{published[row['task']]:.1f}",
+            f"{published[row['task']]:.1f}" if is_published else "",
             f"{100 * row['validation_error']:.1f}",
-            ", ".join(f"{100 * each:.1f}" for each in sorted(row["errors_of_starts"])),
+            ", ".join(f"{100 * each:.1f}" for each in sorted(row["errors_of_restarts"])),
         ]
         for row in rows
     ]
     if len(rows) == len(TASKS):
-        of_starts = [mean(start) for start in zip(*(row["errors_of_starts"] for row in rows), strict=True)]
+        of_restarts = [mean(errors) for errors in zip(*(row["errors_of_restarts"] for row in rows), strict=True)]
         lines.append(
             [
                 "mean",
@@ -43,7 +45,7 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
                 f"{100 * mean(row['error'] for row in rows):.1f}",
                 f"{mean(published.values()):.1f}",
                 f"{100 * mean(row['validation_error'] for row in rows):.1f}",
-                ", ".join(f"{100 * each:.1f}" for each in sorted(of_starts)),
+                ", ".join(f"{100 * each:.1f}" for each in sorted(of_restarts)),
             ]
         )
     pictures = [_picture(row) for row in rows[:_MOST_PICTURES]]
@@ -51,8 +53,8 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
         "hops": settings["hops"],
         "width": settings["width"],
         "tying": settings["tying"],
-        "together": together,
-        "starts": settings["starts"],
+        "joint": joint,
+        "restarts": settings["restarts"],
         "seed": rows[0]["seed"],
         "validation": f"{settings['validation']:.0%}",
         "rows": lines,

@@ -22,6 +22,7 @@ from multihop.eval.report.run_metrics import at_steps, heldout, training_clock
 from multihop.eval.report.task_section import metric_label
 from multihop.eval.report.translations import ByLength, by_length, other_metrics, signatures
 from multihop.eval.statistics.formatting import show, spread
+from multihop.eval.tasks.task import ON_PAIRS
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import differences
@@ -288,15 +289,15 @@ def _task_section(
     runs: Sequence[ComparedRun], task: str, pairs: Sequence[RunDifference], lengths: ByLength | None
 ) -> TemplateContext:
     differences_of = {each.names[1]: each.amount for each in pairs if each.row["task"] == task}
-    translates = _kind(runs, task) == "translation"
-    names = {"pretrained": "trained" if translates else "pretrained", "parent": "parent", "random": "random weights"}
+    on_pairs = _kind(runs, task) in ON_PAIRS
+    names = {"pretrained": "trained" if on_pairs else "pretrained", "parent": "parent", "random": "random weights"}
     inits = {
         init: name
         for init, name in names.items()
         if init == "pretrained" or any(_values(run, task, init) for run in runs)
     }
     return {
-        "others": other_metrics(runs, task) if translates or _kind(runs, task) == "completion" else None,
+        "others": other_metrics(runs, task) if on_pairs else None,
         "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
         "lengths": lengths,
         "task": task,

@@ -9,7 +9,7 @@ from multihop.eval.report.task_section import metric_label, reported_on, task_se
 from multihop.eval.statistics.formatting import amount, show, spread
 from multihop.eval.statistics.verdict import TaskResult, Verdict, against_parent, task_results, training_of, verdicts
 from multihop.eval.tasks.known_tasks import task_name
-from multihop.eval.tasks.task import UNTRAINED
+from multihop.eval.tasks.task import ON_PAIRS, UNTRAINED
 from multihop.eval.trials.plan_file import Results
 from multihop.pretrain.models.families import FAMILIES
 
@@ -57,8 +57,8 @@ def results_context(reported: Results, recipe: dict[str, Any], run_dir: Path) ->
     random_verdicts = verdicts(results) if with_random else []
     parent_verdicts = verdicts(against_parent(results), continued=True) if with_parent else []
     family = FAMILIES.get(str(model.get("family")))
-    translates = family is not None and family.translates
-    training, trained = training_of(translates), "trained" if translates else "pretrained"
+    on_pairs = family is not None and (family.translates or all(result.kind in ON_PAIRS for result in results))
+    training, trained = training_of(on_pairs), "trained" if on_pairs else "pretrained"
     step = next((row["checkpoint_step"] for row in reported.rows if row["init"] == "pretrained"), None)
     of_step = "" if step is None else f" {trained.capitalize()}: the checkpoint of step {step:,}."
     method = _AS_THEY_ARE if all(result.kind in UNTRAINED for result in results) else _FINE_TUNED

@@ -20,7 +20,8 @@ PAIR_LOSSES = ("nsp_loss", "sop_loss")
 PARTS = (*TOKEN_LOSSES, *PAIR_LOSSES, "nsp_accuracy", "sop_accuracy")
 REFERENCES = ("unigram_loss", "uniform_loss")
 """Reference losses, comparable to the loss of predicted tokens (`TOKEN_LOSSES`) on the held-out text."""
-HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank", "attention_entropy")
+_REQUIRED_HEALTH = ("unigram_gain", "hidden_cosine", "hidden_rank")
+HEALTH = (*_REQUIRED_HEALTH, "attention_entropy")
 """Fields of the held-out rows of metrics.jsonl, which summary.json and the report repeat; the last one only of models
 whose attention can be captured."""
 
@@ -103,7 +104,7 @@ def diagnosis(rows: Sequence[Row]) -> str | None:
         rows: rows of metrics.jsonl of any kind; the first row of a repeated step counts.
     """
     evaluated = {
-        row["step"]: row for row in reversed(rows) if row["step"] > 0 and all(name in row for name in HEALTH[:-1])
+        row["step"]: row for row in reversed(rows) if row["step"] > 0 and all(name in row for name in _REQUIRED_HEALTH)
     }
     steps = [step for step in sorted(evaluated) if step >= _warmed_up(rows)]
     if len(steps) < _EVALUATIONS:

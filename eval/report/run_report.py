@@ -57,7 +57,8 @@ _MEANINGS = {
     "same weight, 0: one token gets all",
 }
 _HEALTH_NOTE = (
-    "The last three are measured on a sixteenth of the held-out samples. A rank below 0.2 is called a collapse if, "
+    "hidden_cosine, hidden_rank and attention_entropy are measured on a sixteenth of the held-out samples. A rank "
+    "below 0.2 is called a collapse if, "
     "three times in a row, the cosine is above 0.5 or the gain below 0.02. A small model that learns may have a low "
     "rank, too."
 )

@@ -16,6 +16,7 @@ from multihop.eval.statistics.choose import Choice, Setting
 from multihop.eval.statistics.formatting import show, spread
 from multihop.eval.statistics.read_predictions import read_predictions
 from multihop.eval.statistics.verdict import TaskResult
+from multihop.eval.tasks.task import ON_PAIRS
 
 _LISTED_ERRORS = 10
 _ERROR_CHARACTERS = 400
@@ -81,7 +82,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _choices(result: TaskResult) -> list[tuple[str, Choice]]:
-    trained = "trained" if result.kind == "translation" else "pretrained"
+    trained = "trained" if result.kind in ON_PAIRS else "pretrained"
     every = ((trained, result.pretrained), ("parent", result.parent), ("random weights", result.random))
     return [(name, choice) for name, choice in every if choice]
 

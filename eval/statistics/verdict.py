@@ -18,7 +18,7 @@ from multihop.eval.statistics.difference import (
 )
 from multihop.eval.statistics.formatting import amount, basis, show
 from multihop.eval.statistics.read_predictions import RunRow, read_statistics
-from multihop.eval.tasks.task import UNTRAINED
+from multihop.eval.tasks.task import ON_PAIRS, UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class Verdict:
     sentence: str
 
 
-def training_of(translates: bool) -> str:
-    """Return "pretraining", or "training" for a translation model, which is not fine-tuned afterwards."""
-    return "training" if translates else "pretraining"
+def training_of(on_pairs: bool) -> str:
+    """Return "pretraining", or "training" for a model trained on pairs, which is not fine-tuned afterwards."""
+    return "training" if on_pairs else "pretraining"
 
 
 def against_parent(results: Sequence[TaskResult]) -> list[TaskResult]:
@@ -175,8 +175,7 @@ def verdicts(results: Sequence[TaskResult], continued: bool = False) -> list[Ver
     p_values = {result.task: p for result, p in zip(tested, corrected, strict=True)}
     more = "continued " if continued else ""
     return [
-        _verdict(result, p_values.get(result.task), more + training_of(result.kind == "translation"))
-        for result in results
+        _verdict(result, p_values.get(result.task), more + training_of(result.kind in ON_PAIRS)) for result in results
     ]
 
 

@@ -72,10 +72,14 @@ class TaskSource:
     is_trained: bool
     """Whether models are fine-tuned on it."""
     is_translation: bool
+    is_completion: bool
     needs_causal: bool
-    needs_bleu: bool
-    """Whether its scores are those of sacrebleu."""
     read: Callable[[], Task]
+
+    @property
+    def needs_bleu(self) -> bool:
+        """Whether its scores are those of sacrebleu."""
+        return self.is_translation or self.is_completion
 
     @property
     def name(self) -> str:
@@ -114,8 +118,8 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
             reference=str(path.absolute()),
             is_trained=content.kind not in ("perplexity", "translation", "completion"),
             is_translation=content.kind == "translation",
-            needs_causal=content.kind == "completion",
-            needs_bleu=content.kind in ("translation", "completion"),
+            is_completion=content.kind == "completion",
+            needs_causal=False,
             read=partial(labeled_file.read_task, path, content),
         )
     if name not in _TASKS:
@@ -128,7 +132,7 @@ def open_task(name: str, data_dir: str | None) -> TaskSource:
         reference=name,
         is_trained=name != HELDOUT and name not in ZERO_SHOT_SETS,
         is_translation=False,
-        needs_bleu=False,
+        is_completion=False,
         needs_causal=name == HELDOUT or (name in ZERO_SHOT_SETS and ZERO_SHOT_SETS[name].causal_only),
         read=partial(read, data_dir),
     )

@@ -15,6 +15,8 @@ Kind = Literal["classification", "regression", "tagging", "choice", "spans", "ze
 
 UNTRAINED: tuple[Kind, ...] = ("zero-shot", "translation", "completion")
 """The kinds of task for which a model is not trained further."""
+ON_PAIRS: tuple[Kind, ...] = ("translation", "completion")
+"""The kinds of task on pairs, for which a run is the training itself and not a pretraining."""
 
 
 @dataclass(frozen=True)

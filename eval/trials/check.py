@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from multihop.common.errors import UserError
-from multihop.eval.config import EvalConfig, Features, TrialSettings, settings_of
+from multihop.eval.config import SETTING_KINDS, EvalConfig, Features, TrialSettings, settings_of
 from multihop.eval.finetune.document_context import check_documents
 from multihop.eval.metrics import bleu
 from multihop.eval.tasks.known_tasks import HELDOUT, TASK_NAMES, TaskSource, has_task_file
@@ -34,6 +34,12 @@ def check_tasks(config: EvalConfig, tasks: Sequence[TaskSource], family: str) ->
             kind, can = ("a translation", "cannot") if task.is_translation else ("no translation", "can only")
             raise UserError(
                 f"task {name} is {kind}, but model.family={family} {can} translate; remove the task from eval.tasks"
+            )
+        if task.is_completion and "completion" not in declared.objectives:
+            completing = " or ".join(known for known, other in FAMILIES.items() if "completion" in other.objectives)
+            raise UserError(
+                f"task {name} needs a model that completes sources (model.family={completing}), but "
+                f"model.family={family}; remove the task from eval.tasks"
             )
         if task.needs_bleu:
             bleu.check_installed()
@@ -102,11 +108,18 @@ def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], model: Model
     for section, source in zip(config.tasks, tasks, strict=True):
         for settings in settings_of(config, section) if source.is_trained else ():
             _check_layerwise(section.name, settings, model)
-        features = section.features or config.features
+        features = (section.features or config.features) if source.is_trained else None
         if features is not None and features.head == "bilstm_crf" and (kind := source.task.kind) != "tagging":
             raise UserError(
                 f"features.head=bilstm_crf is for tagging, but task {source.task.name} is of kind {kind}; set the "
                 "features of each task, with head=bilstm for this one"
+            )
+        pooling = section.pooling if section.pooling is not None else config.pooling
+        ignored = features is not None and pooling not in ("family", "mean")
+        if ignored and source.task.kind in SETTING_KINDS["pooling"]:
+            raise UserError(
+                f"pooling of task {source.task.name} is for fine-tuning, and with features a text is the mean of its "
+                "tokens' states; remove pooling or features"
             )
         of_task = section.document_context
         if of_task if of_task is not None else config.document_context:

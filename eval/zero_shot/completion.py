@@ -68,13 +68,15 @@ def evaluate_completion(trained: TrainedModel, task: Task) -> tuple[dict[str, An
 def novelty(made: Sequence[Pair], train: Sequence[Pair]) -> dict[str, float]:
     """Return the shares of made pairs that are not among the training pairs, and whose targets are not among their
     targets; and the share of different made targets that are not (N/T sro, N/T o and N/U o of Bosselut et al. 2019).
+    An empty target is not novel; the share of these is returned too.
     """
     known_pairs, known_targets = set(train), {target for _, target in train}
     different = {target for _, target in made}
     return {
-        "novel tuples": sum(pair not in known_pairs for pair in made) / len(made),
-        "novel objects": sum(target not in known_targets for _, target in made) / len(made),
-        "novel different objects": len(different - known_targets) / len(different),
+        "novel tuples": sum(bool(pair[1]) and pair not in known_pairs for pair in made) / len(made),
+        "novel objects": sum(bool(target) and target not in known_targets for _, target in made) / len(made),
+        "novel unique objects": len(different - known_targets - {""}) / len(different),
+        "empty completions": sum(not target for _, target in made) / len(made),
     }
 
 

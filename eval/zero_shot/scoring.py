@@ -127,7 +127,7 @@ def pseudo_log_likelihoods(
         float64 (sentences,), in nats.
 
     Raises:
-        UserError: the model is no masked one, or a sentence exceeds its positions.
+        UserError: the model is not a masked model, or a sentence exceeds its positions.
     """
     if not FAMILIES[model.config.family].predicts_masks:
         raise UserError(

@@ -35,7 +35,7 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
         bleu, more, _ = scores(answers, references)
         baselines |= {f"BLEU of {name}": bleu, f"chrF of {name}": more["chrF"]}
     search = Search(int(task.settings["beams"]), float(task.settings["length_penalty"]))
-    translations = [each.text for each in translate(trained, sources, search)]
+    translations = [clean_side(each.text) for each in translate(trained, sources, search)]
     value, others, signatures = scores(translations, references)
     matches = [float(text == reference) for text, reference in zip(translations, references, strict=True)]
     sums = statistics(translations, references)

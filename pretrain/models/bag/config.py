@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from multihop.common.config import UPDATES
+from multihop.common.config import COMPATIBILITY, ZERO_SHOT
 from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, ModelConfig, OutputBias, WordInit
 from multihop.pretrain.models.family import Family
 
@@ -16,7 +16,7 @@ class BagConfig(ModelConfig):
 
     family: Annotated[Literal["bag"], SIZES] = "bag"
     layers: Annotated[Literal[0], SIZES] = 0
-    window: Annotated[int, UPDATES] = Field(default=5, ge=1)
+    window: Annotated[int, COMPATIBILITY | ZERO_SHOT] = Field(default=5, ge=1)
     """Number of tokens on each side of a masked token from which it is predicted."""
     output_bias: OutputBias = "zeros"
     """Initial bias of the output layer over the vocabulary. unigram: the log of each token's frequency in the training

@@ -19,7 +19,7 @@ def _crf(labels: int, seed: int) -> Crf:
 
 def _score(crf: Crf, scores: Tensor, labels: tuple[int, ...]) -> Tensor:
     """Return the score of one sentence's labels by the definition."""
-    total = crf.first[labels[0]] + crf.last[labels[-1]]
+    total = crf.start_transitions[labels[0]] + crf.end_transitions[labels[-1]]
     for row, label in zip(scores, labels, strict=True):
         total = total + row[label]
     for before, after in pairwise(labels):

@@ -22,7 +22,7 @@ from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labeled import finetune_labeled
 from multihop.eval.finetune.templates import template_of
 from multihop.eval.model.model_under_test import of_run
-from multihop.eval.model.pooling import means
+from multihop.eval.model.pooling import mean_pool
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings
@@ -153,7 +153,7 @@ def test_the_lstm_and_the_means_stay_within_each_sequence(lengths: list[int]) ->
         for number, (start, stop) in enumerate(pairwise(cu_seqlens)):
             alone = reader([state[start:stop] for state in states], torch.tensor([0, stop - start]))
             torch.testing.assert_close(together[start:stop], alone)
-            torch.testing.assert_close(means(together, cu_seqlens)[number], alone.mean(0))
+            torch.testing.assert_close(mean_pool(together, cu_seqlens)[number], alone.mean(0))
     flipped = reader([state.flip(0) for state in states], torch.tensor([0, sum(lengths)]))
     if sum(lengths) > 1:
         assert not torch.allclose(flipped.flip(0), reader(states, torch.tensor([0, sum(lengths)])), atol=1e-4)

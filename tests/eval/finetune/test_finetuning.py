@@ -15,7 +15,7 @@ from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
 from multihop.eval.finetune.labeled import FineTuned, TargetScale, finetune_labeled, predict, score_of
-from multihop.eval.finetune.loop import NonFiniteLossError, finetune, rate
+from multihop.eval.finetune.loop import NonFiniteLossError, finetune, linear_schedule
 from multihop.eval.finetune.templates import template_of
 from multihop.eval.tasks.known_tasks import load_task
 from multihop.eval.tasks.task import Example, Task
@@ -252,9 +252,9 @@ def test_pairs_choices_and_further_sets(family: str, request: pytest.FixtureRequ
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 137])
 def test_the_rate_climbs_for_a_tenth_and_falls_to_almost_nothing(steps: int) -> None:
-    factors = [rate(step, steps, 0.1) for step in range(steps)]
+    factors = [linear_schedule(step, steps, 0.1) for step in range(steps)]
     peak = factors.index(max(factors))
     assert max(factors) == 1.0 and peak == max(1, round(steps / 10)) - 1
     assert factors[: peak + 1] == sorted(factors[: peak + 1]) and all(f > 0 for f in factors)
     assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert rate(steps, steps, 0.1) == 0.0
+    assert linear_schedule(steps, steps, 0.1) == 0.0

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from multihop.cluster.cli.main import app
 from multihop.common.errors import UserError
-from multihop.eval.memory_network.babi import PUBLISHED_ALONE, PUBLISHED_TOGETHER, run_babi
+from multihop.eval.memory_network.babi import PUBLISHED_JOINT, PUBLISHED_SINGLE_TASK, run_babi
 from multihop.eval.memory_network.model import MemoryNetworks, NetworkSizes
 from multihop.eval.memory_network.stories import encode_stories, vocabulary
 from multihop.eval.memory_network.training import TrainingSettings, answer, noisy_times, train_networks
@@ -104,7 +104,7 @@ def test_a_task_is_also_classification(tmp_path: Path) -> None:
 
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "en", 3)
-    small = TrainingSettings(starts=1, epochs=1, linear_epochs=0)
+    small = TrainingSettings(restarts=1, epochs=1, linear_epochs=0)
     nothing = lambda what, epoch, epochs: None  # noqa: E731
     with pytest.raises(UserError, match="21 hops; expected 1 to 20"):
         run_babi(folder, tmp_path / "out", [1], False, replace(small, hops=21), 1, nothing)
@@ -138,15 +138,19 @@ def by_hand(
                 total += 2 * weight * table[network, word]
         return total
 
-    u = vector(model.words[0] if adjacent else model.question_words, question)
+    u = vector(model.word_embeddings[0] if adjacent else model.question_words, question)
     for hop in range(sizes.hops):
         a, c = (hop, hop + 1) if adjacent else (0, 1)
         told = [(int(s), int(t)) for s, t in zip(memories, times, strict=True) if s]
-        m = torch.stack([vector(model.words[a], s) + model.times[a][network, t] for s, t in told])
-        out = torch.stack([vector(model.words[c], s) + model.times[c][network, t] for s, t in told])
+        m = torch.stack(
+            [vector(model.word_embeddings[a], s) + model.temporal_embeddings[a][network, t] for s, t in told]
+        )
+        out = torch.stack(
+            [vector(model.word_embeddings[c], s) + model.temporal_embeddings[c][network, t] for s, t in told]
+        )
         p = m @ u if linear else (m @ u).softmax(0)
         u = (u if adjacent else u @ model.between_hops[network]) + p @ out
-    return (model.words[-1] if adjacent else model.answer_words)[network] @ u
+    return (model.word_embeddings[-1] if adjacent else model.answer_words)[network] @ u
 
 
 @pytest.mark.parametrize("tying", ["adjacent", "layerwise"])
@@ -194,14 +198,15 @@ def test_networks_learn_and_the_best_by_validation_is_chosen(tmp_path: Path) -> 
     questions, _ = read_questions(task_files(folder, 1)[0], 1)
     words = vocabulary(questions)
     stories = encode_stories(questions, words, 50)
-    few = TrainingSettings(starts=4, hops=1, epochs=25, linear_epochs=5)
+    few = TrainingSettings(restarts=4, hops=1, epochs=25, linear_epochs=5)
     trained = train_networks(stories, len(words) + 1, few, 1)
-    assert trained.validation_errors[trained.chosen] == trained.validation_errors.min() <= 0.1
+    errors = trained.wrong.mean(1)
+    assert errors[trained.chosen] == errors.min() <= 0.1
     wrong, losses = answer(trained.model, stories, np.arange(len(stories)))
     assert wrong[trained.chosen].mean() < 0.1
     assert losses.shape == (4, 200)
     again = train_networks(stories, len(words) + 1, few, 1)
-    assert (again.validation_errors == trained.validation_errors).all()
+    assert (again.wrong == trained.wrong).all()
 
 
 def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path) -> No
     questions, _ = read_questions(task_files(write_task(tmp_path / "en", 40), 1)[0], 1)
     words = vocabulary(questions)
     stories = encode_stories(questions, words, 50)
-    sizes = TrainingSettings(starts=2, hops=2, epochs=1, linear_epochs=0)
+    sizes = TrainingSettings(restarts=2, hops=2, epochs=1, linear_epochs=0)
     model = train_networks(stories, len(words) + 1, sizes, 1).model
     with torch.no_grad():
         for parameter in model.parameters():
@@ -223,15 +228,15 @@ def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) ->
     folder, out = write_task(tmp_path / "en", 60), tmp_path / "out"
     for number in (2, 3):
         write_task(folder, 20, number, seed=number)
-    command = ["memory-network", str(folder), "--out", str(out), "--starts", "2", "--hops", "2"]
+    command = ["memory-network", str(folder), "--out", str(out), "--restarts", "2", "--hops", "2"]
     alone = CliRunner().invoke(app, [*command, "--tasks", "1,2"])
     assert alone.exit_code == 0, alone.output
     written = (out / "results.jsonl").read_bytes()
     rows = [json.loads(line) for line in written.splitlines()]
     assert [row["task"] for row in rows] == [1, 2]
-    assert len(rows[0]["errors_of_starts"]) == 2
+    assert len(rows[0]["errors_of_restarts"]) == 2
     report = (out / "report.md").read_text()
-    assert f"| {100 * rows[0]['error']:.1f} | {PUBLISHED_ALONE[1]:.1f} |" in report
+    assert f"| {100 * rows[0]['error']:.1f} | {PUBLISHED_SINGLE_TASK[1]:.1f} |" in report
     assert (out / "attention-1.png").read_bytes().startswith(b"\x89PNG")
     hops = rows[0]["example"]["attention"]
     assert len(hops) == 2
@@ -241,11 +246,11 @@ def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) ->
     assert (out / "results.jsonl").read_bytes() == written
     refused = CliRunner().invoke(app, [*command, "--tasks", "one"])
     assert isinstance(refused.exception, UserError)
-    together = CliRunner().invoke(app, [*command, "--tasks", "2,3", "--together", "--layerwise"])
-    assert together.exit_code == 0, together.output
-    assert "one network for all tasks" in (out / "report.md").read_text()
+    joint = CliRunner().invoke(app, [*command, "--tasks", "2,3", "--joint", "--layerwise"])
+    assert joint.exit_code == 0, joint.output
+    assert "one network for these tasks" in (out / "report.md").read_text()
 
 
 def test_the_published_errors_have_the_published_means() -> None:
-    assert round(sum(PUBLISHED_ALONE.values()) / 20, 1) == 13.9
-    assert round(sum(PUBLISHED_TOGETHER.values()) / 20, 1) == 12.4
+    assert round(sum(PUBLISHED_SINGLE_TASK.values()) / 20, 1) == 13.9
+    assert round(sum(PUBLISHED_JOINT.values()) / 20, 1) == 12.4

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from multihop.eval.config import EvalConfig
-from multihop.eval.model.pooling import HopPooling, maxima, means
+from multihop.eval.model.pooling import HopPooling, max_pool, mean_pool
 
 Lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -21,8 +21,8 @@ def states_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 @given(lengths=Lengths)
 def test_means_and_maxima_are_those_of_each_sequence(lengths: list[int]) -> None:
     x, cu_seqlens = states_of(lengths)
-    torch.testing.assert_close(means(x, cu_seqlens), torch.stack([part.mean(0) for part in x.split(lengths)]))
-    torch.testing.assert_close(maxima(x, cu_seqlens), torch.stack([part.amax(0) for part in x.split(lengths)]))
+    torch.testing.assert_close(mean_pool(x, cu_seqlens), torch.stack([part.mean(0) for part in x.split(lengths)]))
+    torch.testing.assert_close(max_pool(x, cu_seqlens), torch.stack([part.amax(0) for part in x.split(lengths)]))
 
 
 @given(lengths=Lengths, hops=st.integers(1, 4))
@@ -49,7 +49,7 @@ def test_hops_are_those_of_the_equations(lengths: list[int], hops: int) -> None:
 
 def test_one_hop_begins_as_the_mean() -> None:
     x, cu_seqlens = states_of([3, 1, 5])
-    torch.testing.assert_close(HopPooling(6, 1).double()(x, cu_seqlens), means(x, cu_seqlens))
+    torch.testing.assert_close(HopPooling(6, 1).double()(x, cu_seqlens), mean_pool(x, cu_seqlens))
 
 
 @pytest.mark.parametrize("hops", [0, 21])
