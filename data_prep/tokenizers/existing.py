@@ -111,7 +111,7 @@ def check_same_tokenizer(path: str | Path, lowercase: bool, model: Path) -> None
     if theirs.vocab_size != ours.vocab_size:
         raise UserError(
             f"{begin}it has {ours.vocab_size:,} tokens, but the model's has {theirs.vocab_size:,}; {instead}; "
-            "tokenizer.add_words adds words of your texts"
+            "tokenizer.added_tokens adds tokens, and tokenizer.add_words words of your documents"
         )
     for i in range(ours.vocab_size):
         if theirs.id_to_token(i) != ours.id_to_token(i):

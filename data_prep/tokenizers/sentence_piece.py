@@ -1,11 +1,10 @@
 """Wraps a SentencePiece model as a tokenizer, and caches encoded words where that provably changes no id.
 
 A sentence's tokens are those of its words if no token has a space except at its beginning and no rule of normalization
-looks past a space. For characters and BPE, which merges within a word, that is
-enough. Unigram sums the scores of a sentence from its
-beginning in 32 bits, so that rounding may decide between two segmentations of a word by what comes before it, unless
-all scores are multiples of SCORE_STEP. Then every sum below 2^24 steps is exact, ties are ties everywhere, and a word
-is segmented the same way wherever it occurs. Models that `multihop prep` trains have such scores. A model without one
+looks past a space. For BPE and character models, which never cross a word boundary, that is enough. Unigram sums the
+scores of a sentence from its beginning in 32 bits, so that rounding may decide between two segmentations of a word by
+what comes before it, unless all scores are multiples of SCORE_STEP. Then every sum below 2^24 steps is exact, ties are
+ties everywhere, and a word is segmented the same way wherever it occurs. Models that `multihop prep` trains have such scores. A model without one
 of these properties encodes each sentence anew.
 """
 
@@ -37,7 +36,7 @@ class SentencePiece:
         """Load a model.
 
         Raises:
-            UserError: `model` is not a SentencePiece model, or neither unigram, BPE nor characters.
+            UserError: `model` is not a SentencePiece model, or not a unigram, BPE or character one.
         """
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
@@ -52,7 +51,7 @@ class SentencePiece:
         self._model = model
         kinds: dict[int, Literal["unigram", "bpe", "char"]] = {_UNIGRAM: "unigram", _BPE: "bpe", _CHAR: "char"}
         if proto.trainer_spec.model_type not in kinds:
-            raise UserError("the SentencePiece model is neither unigram, bpe nor char; use one of these")
+            raise UserError("the SentencePiece model is not a unigram, BPE or character model; use one of these")
         self.kind = kinds[proto.trainer_spec.model_type]
         self._tokens = [piece.piece for piece in proto.pieces]
         newline_separates = self._processor.normalize("a\nb") == self._processor.normalize("a b")

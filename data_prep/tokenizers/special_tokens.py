@@ -21,7 +21,7 @@ _MASKED = {
     "mask": ("[MASK]", "<mask>"),
 }
 _DECODER = {"end": ("<|endoftext|>", "</s>"), "unk": ("<unk>",)}
-_PAIRS = {"pad": ("<pad>", "[PAD]"), "end": ("</s>", "<|endoftext|>"), "unk": ("<unk>", "[UNK]")}
+_PAIRS = {"pad": ("<pad>", "[PAD]"), "end": _DECODER["end"], "unk": ("<unk>", "[UNK]")}
 
 
 def find_special_ids(tokens: Sequence[str], pairs: bool = False) -> dict[str, int]:

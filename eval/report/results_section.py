@@ -57,7 +57,9 @@ def results_context(reported: Results, recipe: dict[str, Any], run_dir: Path) ->
     random_verdicts = verdicts(results) if with_random else []
     parent_verdicts = verdicts(against_parent(results), continued=True) if with_parent else []
     family = FAMILIES.get(str(model.get("family")))
-    on_pairs = family is not None and (family.translates or all(result.kind in ON_PAIRS for result in results))
+    on_pairs = family is not None and (
+        family.translates or (bool(results) and all(result.kind in ON_PAIRS for result in results))
+    )
     training, trained = training_of(on_pairs), "trained" if on_pairs else "pretrained"
     step = next((row["checkpoint_step"] for row in reported.rows if row["init"] == "pretrained"), None)
     of_step = "" if step is None else f" {trained.capitalize()}: the checkpoint of step {step:,}."

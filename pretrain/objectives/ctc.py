@@ -56,12 +56,12 @@ def check_targets(documents: Documents, split: str, max_bad_fraction: float) -> 
     first = int(documents.ids[misfits[0]])
     which = (
         f"{len(misfits):,} of {len(documents):,} {split} pairs have a target longer than the source, a blank between "
-        f"equal tokens included (the first is document {first})"
+        f"equal tokens included (first: document {first})"
     )
     if len(misfits) > max_bad_fraction * len(documents):
         raise UserError(
             f"{which}, which objective.name=ctc cannot predict, and data.max_bad_fraction={max_bad_fraction:g}; raise "
-            "it to leave them out, exchange the sides, or set an objective with a decoder"
+            "it to leave them out, swap source and target, or set an objective with a decoder"
         )
     log.warning("%s and are left out", which)
 

@@ -34,7 +34,7 @@ class AwdLstmConfig(ModelConfig):
     """The same between the layers. `dropout` is the rate of the last layer's output, before the output layer or, in
     fine-tuning, the head."""
     embedding_dropout: Rate = Field(default=0.02, ge=0.0, lt=1.0)
-    """Share of the vocabulary whose embeddings are zero in a step (section 4.3)."""
+    """Share of the vocabulary whose embeddings are zero in a micro-batch (section 4.3)."""
     weight_dropout: Rate = Field(default=0.2, ge=0.0, lt=1.0)
     """Dropout rate of the recurrent weights, with one mask for all tokens of a step (section 2)."""
     alpha: Annotated[float, UPDATES] = Field(default=2.0, ge=0.0)

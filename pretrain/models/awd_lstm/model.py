@@ -31,7 +31,7 @@ class RecurrentCache:
         """h and c of each layer, (S, W) each, in the order of the sequences; None before the first tokens."""
 
     def advance(self) -> None:
-        """A state needs no room for further tokens; see `Model.new_cache`."""
+        """Do nothing: a recurrent state does not grow."""
 
 
 class AwdLstm(Model):

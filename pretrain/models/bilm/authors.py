@@ -53,8 +53,10 @@ def read_weights(source: Path) -> tuple[BilmConfig, int, dict[str, Tensor]]:
     try:
         with h5py.File(path, "r") as file:
             weights = _convert(file, config, path)
-    except OSError as error:
-        raise UserError(f"{path} is not a complete HDF5 file ({error}); {_ADVICE}") from None
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # the latter from arrays of unexpected shapes
+        raise UserError(f"{path} is not a complete HDF5 file of these options ({error}); {_ADVICE}") from None
     for name, shape in shapes.items():
         if tuple(weights[name].shape) != shape:
             raise UserError(

@@ -55,7 +55,7 @@ class BilmConfig(ModelConfig):
     """Bound of the absolute values of the projections; null: none."""
     characters: Annotated[Characters | None, SIZES] = None
     """Read words by their characters, as imported weights of ELMo do; null: read tokens. A model that reads characters
-    cannot be trained, because the tokens of the training text are no words."""
+    cannot be trained, because the tokens of the training text are not words."""
     output_bias: OutputBias = "zeros"
 
     @model_validator(mode="before")
@@ -113,7 +113,7 @@ FAMILY = Family(
     config=BilmConfig,
     model_class="Bilm",
     causal=False,
-    pooling="first",
+    pooling="mean",
     objectives=("bilm",),
     auto_class=None,
     authors_file="options.json",

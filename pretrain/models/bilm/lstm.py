@@ -43,6 +43,7 @@ class ProjectedLstm(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * cells))
         self.projection = nn.Parameter(torch.empty(width, cells))
 
+    @torch.compiler.disable  # its loop would be compiled again for each batch's lengths
     def forward(self, x: Tensor, steps: TimeSteps, state: State | None = None) -> tuple[Tensor, State]:
         """Run over all time steps.
 

@@ -65,6 +65,14 @@ class CtcEncoder(MonotonicTranslator):
         table, sequences = self.word if self.source_word is None else self.source_word, Sequences.of(packed)
         return select_tokens(self._encode(table, packed, sequences, sparse_lookup_grad), token_indices)
 
+    def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
+        """The states between the layers, (N, H) each, in the order of the tokens; see `Model.hidden_states`."""
+        *between, last = super().hidden_states(packed)
+        if self.config.encoder == "transformer":
+            return [*between, last]
+        order = time_steps_of(Sequences.of(packed)).inverse_order  # recurrent layers read time step after time step
+        return [*(states.index_select(0, order) for states in between), last]
+
     def _encode(
         self, table: nn.Embedding, packed: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool
     ) -> Tensor:

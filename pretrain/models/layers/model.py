@@ -12,7 +12,7 @@ from multihop.pretrain.packed_tokens import PackedTokens
 
 
 class Model(nn.Module):
-    """A Transformer over packed sequences: N tokens of S sequences in one flat tensor, without padding.
+    """A model over packed sequences: N tokens of S sequences in one flat tensor, without padding.
 
     Attributes:
         word: the token embedding, (V, E), which is also the output matrix.

@@ -179,10 +179,10 @@ def test_rules_of_normalization_that_reach_over_blanks_are_found(
 def test_a_model_of_another_algorithm_is_refused(document: Callable[[int], str]) -> None:
     model = io.BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=(document(n) for n in range(20)), model_writer=model, vocab_size=30, model_type="char",
+        sentence_iterator=(document(n) for n in range(20)), model_writer=model, vocab_size=30, model_type="word",
         hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
-    with pytest.raises(UserError, match="neither unigram nor bpe"):
+    with pytest.raises(UserError, match="not a unigram, BPE or character model"):
         SentencePiece(model.getvalue())
 
 

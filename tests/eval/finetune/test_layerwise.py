@@ -21,7 +21,7 @@ from multihop.eval.finetune.inputs import encode
 from multihop.eval.finetune.labeled import TargetScale, finetune_labeled, loss_of
 from multihop.eval.finetune.loop import finetune, parameter_groups, slanted_triangular
 from multihop.eval.finetune.templates import template_of
-from multihop.eval.model.pooling import concatenated
+from multihop.eval.model.pooling import concat_pool
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_settings
@@ -139,7 +139,7 @@ def test_all_settings_together_are_trained_and_repeatable(family: str, data_of: 
 def test_concat_is_the_last_state_the_maxima_and_the_mean(lengths: list[int]) -> None:
     states = torch.randn(sum(lengths), 4, generator=torch.Generator().manual_seed(sum(lengths)))
     expected = [torch.cat([each[-1], each.amax(0), each.mean(0)]) for each in states.split(lengths)]
-    found = concatenated(states, torch.tensor([0, *lengths]).cumsum(0))
+    found = concat_pool(states, torch.tensor([0, *lengths]).cumsum(0))
     torch.testing.assert_close(found, torch.stack(expected))
 
 
@@ -151,7 +151,7 @@ def test_the_head_reads_concat_and_a_frozen_model_its_mean(bert_data: Path) -> N
     test = encoded(task, bert_data, "bert")["test"]
     inputs = to_device(test.collate(np.arange(3)), torch.device("cpu"))
     states = model.encoder.encode(inputs["packed"])
-    expected = model.head(concatenated(states, inputs["packed"].cu_seqlens))
+    expected = model.head(concat_pool(states, inputs["packed"].cu_seqlens))
     torch.testing.assert_close(model(**inputs), expected)
 
 

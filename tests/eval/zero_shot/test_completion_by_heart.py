@@ -101,7 +101,8 @@ def test_novelty_is_counted_among_tuples_and_objects() -> None:
     assert novelty([("a", "x"), ("a", "y"), ("b", "z"), ("c", "z")], train) == {
         "novel tuples": 0.75,
         "novel objects": 0.5,
-        "novel different objects": pytest.approx(1 / 3),
+        "novel unique objects": pytest.approx(1 / 3),
+        "empty completions": 0.0,
     }
 
 

@@ -197,7 +197,7 @@ def test_targets_longer_than_their_sources_are_left_out_or_refused(
     with_long_targets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = (
-        r"(\d+) of \d+ training pairs have a target longer than the source, .*\(the first is document \d+\), which "
+        r"(\d+) of \d+ training pairs have a target longer than the source, .*\(first: document \d+\), which "
         r"objective\.name=ctc cannot predict, and data\.max_bad_fraction=0\.01; raise it"
     )
     with pytest.raises(UserError, match=refused) as error:
