@@ -4,8 +4,8 @@ A sentence's tokens are those of its words if no token has a space except at its
 looks past a space. For BPE and character models, which never cross a word boundary, that is enough. Unigram sums the
 scores of a sentence from its beginning in 32 bits, so that rounding may decide between two segmentations of a word by
 what comes before it, unless all scores are multiples of SCORE_STEP. Then every sum below 2^24 steps is exact, ties are
-ties everywhere, and a word is segmented the same way wherever it occurs. Models that `multihop prep` trains have such scores. A model without one
-of these properties encodes each sentence anew.
+ties everywhere, and a word is segmented the same way wherever it occurs.
+Models that `multihop prep` trains have such scores. A model without one of these properties encodes each sentence anew.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Bidirectional language modeling: the next token, and the previous one (Peters et al. 2018, section 3.1).
 
 A sample takes sentence after sentence, across documents, until the next one does not fit, as under mlm. Each sentence
-is between [CLS] and [SEP], which mark its begin and its end, and a document's sentences in a sample are one sequence:
+is between [CLS] and [SEP], which mark its beginning and end, and a document's sentences in a sample are one sequence:
 `[CLS] s1 [SEP] [CLS] s2 [SEP]`. Only tokens of the same sequence are predicted from each other.
 """
 

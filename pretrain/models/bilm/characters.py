@@ -1,7 +1,7 @@
 """Words as characters: their ids, and the encoder that ELMo reads them with (Kim et al. 2016; Peters et al. 2018).
 
 The characters of a word are the bytes of its UTF-8 text. Ids begin at 1, as in the authors' code, where 0 is no
-character: bytes have 1 to 256, and the marks of a sentence's begin and end, a word's begin and end, and of padding
+character: bytes have 1 to 256, and the markers of a sentence's beginning and end, a word's beginning and end, and padding
 follow.
 """
 
@@ -21,7 +21,7 @@ CHARACTERS = PADDING + 1
 
 
 def character_ids(words: Sequence[str], max_characters: int) -> NDArray[np.int64]:
-    """The characters of a sentence, between those of its begin and its end: int64 (words + 2, max_characters).
+    """The characters of a sentence, between the markers of its beginning and end: int64 (words + 2, max_characters).
 
     A word with more bytes than fit between its marks is truncated, as by the authors.
 

@@ -26,7 +26,7 @@ class Characters(Section):
     highways: int = Field(default=2, ge=0)
     """Highway layers (Srivastava et al. 2015) between the convolutions and the projection."""
     max_characters: int = Field(default=50, ge=3)
-    """Bytes of a word that are read, with the marks of its begin and end; longer words are truncated."""
+    """Bytes of a word that are read, with the markers of its beginning and end; longer words are truncated."""
 
     @model_validator(mode="after")
     def _filters_fit_a_word(self) -> "Characters":
@@ -87,7 +87,7 @@ class BilmConfig(ModelConfig):
             return None
         return (
             "model.characters reads words by their characters, for imported weights, and the tokens of a training text "
-            "are no words; set model.characters=null"
+            "are not words; set model.characters=null"
         )
 
     def train_flops(

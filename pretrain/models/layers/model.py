@@ -23,7 +23,8 @@ class Model(nn.Module):
     word: nn.Embedding
     layers: nn.ModuleList
     recurrent: ClassVar[bool] = False
-    """Whether a layer reads its weights once per time step: as often as the batch decides."""
+    """Whether ZeRO-3 must gather each of `layers` as a whole: a layer reads weights once per time step, as often as the
+    batch decides, or reads those of its children itself."""
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Set the initial values of a matrix or embedding, by its name, as the family was published.
