@@ -1,8 +1,8 @@
 """Words as characters: their ids, and the encoder that ELMo reads them with (Kim et al. 2016; Peters et al. 2018).
 
 The characters of a word are the bytes of its UTF-8 text. Ids begin at 1, as in the authors' code, where 0 is no
-character: bytes have 1 to 256, and the markers of a sentence's beginning and end, a word's beginning and end, and padding
-follow.
+character: bytes have 1 to 256, and the markers of a sentence's beginning and end, of a word's beginning and end, and of
+padding follow.
 """
 
 from collections.abc import Sequence
