@@ -65,7 +65,7 @@ def import_command(
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory, absent or empty.")],
 ) -> None:
-    """Import a Hugging Face model as a checkpoint for model.init_from, or the published weights of an ELMo."""
+    """Import a Hugging Face model, or an ELMo, as a checkpoint."""
     show_import(folder, out)
 
 

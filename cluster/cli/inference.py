@@ -75,8 +75,7 @@ def translate(
         typer.Option(metavar="DIR", help="Directory for pictures N.png of what the translation of line N attends to."),
     ] = None,
 ) -> None:
-    """Translate the lines of standard input, or complete them with a causal model that was trained on pairs. Prints one
-    line for each."""
+    """Translate or complete the lines of standard input. Prints one line for each."""
     location = locate_run(run, runs)
     from multihop.eval.inference.beam_search import Search
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from multihop.cluster.cli.babi import babi_command
 from multihop.cluster.cli.checkpoints import checkpoints_app
 from multihop.cluster.cli.data import data_app
 from multihop.cluster.cli.doctor import doctor_command
@@ -13,7 +14,6 @@ from multihop.cluster.cli.inference import inference_commands
 from multihop.cluster.cli.init import init
 from multihop.cluster.cli.inspect import inspect_app
 from multihop.cluster.cli.jobs import job_commands
-from multihop.cluster.cli.memory_network import memory_network_command
 from multihop.cluster.cli.recipes import recipes_app
 from multihop.cluster.cli.runs import run_commands
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run_commands, job_commands, doctor_command, inference_commands, memory_network_command):
+for commands in (run_commands, job_commands, doctor_command, inference_commands, babi_command):
     app.add_typer(commands)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
 app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")

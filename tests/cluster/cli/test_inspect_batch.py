@@ -156,7 +156,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
     recipe = load_recipe(prepared[0], [])
     samples = inspected(prepared, "--step", "7")["samples"]
     shown = inspect(prepared, "--step", "7")
-    if recipe.objective.name.startswith("mlm"):
+    if recipe.objective.name.startswith(("mlm", "plm")):
         assert any("[MASK]" in sample["masked_text"] for sample in samples)
         assert all("[MASK]" not in sample["text"] for sample in samples)
         cls_last = recipe.objective.name == "plm"
@@ -184,7 +184,7 @@ def test_masks_and_segments_are_shown(prepared: tuple[Path, Path]) -> None:
     if recipe.objective.name == "bilm":
         assert all(sample["text"].startswith("[CLS]") for sample in samples)
         assert any(sample["text"].count("[CLS]") > 1 for sample in samples)
-    if not recipe.objective.name.startswith("mlm"):
+    if not recipe.objective.name.startswith(("mlm", "plm")):
         assert all("masked_text" not in sample for sample in samples)
         assert samples[0]["text"] in shown
     assert all(f"sample {sample['sample']}  epoch {sample['epoch']}" in shown for sample in samples)

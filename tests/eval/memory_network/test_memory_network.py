@@ -228,7 +228,7 @@ def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) ->
     folder, out = write_task(tmp_path / "en", 60), tmp_path / "out"
     for number in (2, 3):
         write_task(folder, 20, number, seed=number)
-    command = ["memory-network", str(folder), "--out", str(out), "--restarts", "2", "--hops", "2"]
+    command = ["babi", str(folder), "--out", str(out), "--restarts", "2", "--hops", "2"]
     alone = CliRunner().invoke(app, [*command, "--tasks", "1,2"])
     assert alone.exit_code == 0, alone.output
     written = (out / "results.jsonl").read_bytes()

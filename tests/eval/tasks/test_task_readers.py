@@ -94,7 +94,9 @@ def test_what_is_missing_is_named_with_the_command_that_gets_it(
 def test_an_unknown_task_and_one_that_the_model_cannot_do_are_refused() -> None:
     with pytest.raises(UserError, match=f"unknown task 'bbc'; known are {', '.join(TASK_NAMES)}"):
         _check_tasks(EvalConfig(tasks=[TaskConfig(name="bbc")]), "bert")
-    with pytest.raises(UserError, match=r"needs a causal model .model.family=gpt or gpt2 or modernbert-decoder."):
+    with pytest.raises(
+        UserError, match=r"needs a causal model .model.family=awd-lstm or gpt or gpt2 or modernbert-decoder."
+    ):
         _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "bert")
     _check_tasks(EvalConfig(tasks=[TaskConfig(name="heldout-perplexity")]), "gpt2")
     with pytest.raises(UserError, match=r"model\.family=bilm predicts each token from one side at a time"):

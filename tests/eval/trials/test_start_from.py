@@ -201,7 +201,9 @@ def test_weights_are_kept_while_they_are_needed_and_made_again_if_they_are_lost(
 def test_an_impossible_start_is_refused(items: list[Any], complaint: str) -> None:
     config = EvalConfig.model_validate({"tasks": items})
     tasks = [
-        TaskSource(each.name, each.name not in ("blimp", "lambada"), False, False, partial(load_task, each.name, None))
+        TaskSource(
+            each.name, each.name not in ("blimp", "lambada"), False, False, False, partial(load_task, each.name, None)
+        )
         for each in config.tasks
     ]
     with pytest.raises(UserError, match=complaint):

@@ -160,7 +160,7 @@ def test_every_family_answers_with_groups_of_layers_from_input_to_output(family:
     sizes = {"layers": 3, "hidden": 8, "heads": 2, "embedding": 4, "max_positions": 16}
     if FAMILIES[family].config.model_fields["layers"].annotation is not int:
         sizes["layers"] = 0  # a bag has none
-    config = parse_model_config(model_section(family, **sizes))
+    config = parse_model_config(model_section(family, **sizes, encoder="transformer"))
     model = build_model_on_meta(config, 20)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [[names[id(parameter)] for parameter in group] for group in model.layer_groups()]

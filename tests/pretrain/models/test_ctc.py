@@ -17,7 +17,6 @@ from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.pipeline.prepare import prepare
 from multihop.eval.inference.ctc_search import collapse
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
@@ -184,6 +183,8 @@ def test_a_batch_has_sources_with_an_end_and_targets_without(ctc_data: Path, tmp
 
 @pytest.fixture(scope="module")
 def with_long_targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from multihop.data_prep.pipeline.prepare import prepare  # not above: a GPU's machine may lack libraries for text
+
     folder = tmp_path_factory.mktemp("long-targets")
     fits = [(f"a{'bc' * (number % 7 + 1)}{number}", f"a{number}") for number in range(90)]
     # With its end token a source of three has four states: enough for four tokens, but not if two equal ones are

@@ -1,4 +1,4 @@
-"""The command `memory-network`: end-to-end memory networks on the bAbI tasks."""
+"""The command `babi`: end-to-end memory networks on the bAbI tasks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-memory_network_command = typer.Typer()
+babi_command = typer.Typer()
 
 
-@memory_network_command.command("memory-network")
-def memory_network(
+@babi_command.command()
+def babi(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="bAbI's directory tasks_1-20_v1-1/en.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for results.jsonl and the report.")] = Path(
-        "runs/memory-network"
+        "runs/babi"
     ),
     tasks: Annotated[str, typer.Option(metavar="N,N…", help="Numbers of the tasks. Default: all 20.")] = "",
     joint: Annotated[bool, typer.Option("--joint", help="Train one network on all of the tasks.")] = False,
@@ -26,7 +26,7 @@ def memory_network(
     restarts: Annotated[int, typer.Option(min=1, help="Number of initial weights; the best network is chosen.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of initial weights, orders and noise.")] = 1,
 ) -> None:
-    """Train memory networks on the bAbI tasks, and write a report beside the published errors."""
+    """Train memory networks on the bAbI tasks."""
     from multihop.cluster.console import progress_line
     from multihop.common.errors import UserError
     from multihop.eval.memory_network.babi import run_babi
