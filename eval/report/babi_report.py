@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _ROW_INCHES = 0.22
 _MOST_PICTURES = 20
+_DARKEST = 0.6
+"""Opacity of a weight of 1, on which its number is still legible."""
 
 
 def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
@@ -93,7 +95,7 @@ def draw_attention(example: dict[str, Any], colors: Colors) -> "Figure":
     axes.patch.set_alpha(0)
     for hop, column in enumerate(weights):
         for row, weight in enumerate(column):
-            axes.barh(row, 0.9, left=hop, height=0.9, color=colors.series[0], alpha=max(0.0, min(1.0, weight)))
+            axes.barh(row, 0.9, left=hop, height=0.9, color=colors.series[0], alpha=_DARKEST * min(1.0, weight))
             axes.text(hop + 0.45, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=colors.ink)
     axes.set(xlim=(0, len(weights)), ylim=(len(weights[0]) - 0.5, -0.5))
     axes.set_xticks([hop + 0.45 for hop in range(len(weights))], [f"hop {hop}" for hop in range(1, len(weights) + 1)])

@@ -164,7 +164,7 @@ def test_completions_of_a_causal_model(
         assert (row["kind"], row["metric"], row["status"]) == ("completion", "perplexity", "ok")
         assert row["value"] > 1 and row["examples"] == {"test": 3} and row["other_metrics"]["sources"] == 2
         assert {"BLEU-2", "novel tuples", "novel objects", "novel unique objects"} <= row["other_metrics"].keys()
-    with pytest.raises(UserError, match=r"near\.yaml needs a causal model"):
+    with pytest.raises(UserError, match=r"near\.yaml needs a model that completes sources"):
         _check_tasks(_config(str(task), tmp_path), "bert")
     with pytest.raises(UserError, match="can only translate"):
         _check_tasks(_config(str(task), tmp_path), "ctc-encoder")
