@@ -258,7 +258,7 @@ def test_an_existing_tokenizer_serves_both_sides_or_is_refused(tmp_path: Path, d
         lambda: prepare(data, TOKENS.model_validate({"path": str(bert)}), tmp_path / "no"),
         lambda: check_objective(bert, True, "translation", {"pad", "end"}),
     ):
-        with pytest.raises(UserError, match=r"cannot be used: its vocabulary lacks </s> or <\|endoftext\|> for an enc"):
+        with pytest.raises(UserError, match=r"cannot be used: its vocabulary lacks <\|endoftext\|> or </s> for an enc"):
             call()
     with pytest.raises(
         UserError, match=r"special tokens of a decoder alone, but objective\.name=translation needs <pad>"
