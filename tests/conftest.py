@@ -1,5 +1,6 @@
 """Text that tests make themselves, and a small data set prepared from it."""
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 
 __all__ = ["bucket", "s3", "s3_server"]
 pytest_plugins = ["exit_status", "groups_of_tests", "tables_of_tests"]
+
+# Ray gives its workers a niceness of 15, with which the tests of the other process would starve them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # What a busy machine makes slow is no failure.
 settings.register_profile("multihop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
