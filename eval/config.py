@@ -104,9 +104,9 @@ class TrialSettings(Section):
     """Dropout rate before the head; null: the one of the pretrained model while it is fine-tuned."""
     pooling: Annotated[Pooling, FINE_TUNING] = "family"
     """The vector that represents a text. family: one token's state, as the family was published (`Family.pooling`);
-    mean, max: the mean, or the maximum of each dimension, of all its tokens' states; concat: the last token's state,
-    the maxima and the mean, one after the other (Howard and Ruder 2018, section 3.3); {hops: N}: hops of attention
-    over them."""
+    mean, max: the mean, or the maximum of each dimension, of all its tokens' states; concat: the state of the
+    token that is read last, the maxima and the mean, one after the other (Howard and Ruder 2018, section 3.3);
+    {hops: N}: hops of attention over them."""
     seq_len: Annotated[_Length, FINE_TUNING | ZERO_SHOT] = 128
     """Maximum length of an example in tokens; longer examples are truncated. null in a recipe: 384 for answer spans,
     1024, or as many positions as the model has, for zero-shot tasks, 128 for others."""
@@ -214,6 +214,11 @@ class EvalConfig(Grid):
     pretraining."""
     checkpoint: Annotated[str | None, LOGGING] = None
     """Directory of a Hugging Face model with its tokenizer: evaluate this instead of the run's own checkpoint."""
+
+    average_with: Annotated[str | None, LOGGING] = None
+    """Directory of another run, or of a Hugging Face model with its tokenizer: its newest checkpoint is fine-tuned in
+    the same way, and the class probabilities of both models are averaged, as of a forward and a backward language model
+    (Howard and Ruder 2018, section 3.3). For classification and choices; null: none."""
 
     @field_validator("tasks", mode="before")
     @classmethod

@@ -233,6 +233,7 @@ def _paths(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
     yield "checkpoint.location", recipe.checkpoint.location
     yield "eval.data_dir", recipe.eval.data_dir
     yield "eval.checkpoint", recipe.eval.checkpoint
+    yield "eval.average_with", recipe.eval.average_with
     for number, task in enumerate(recipe.eval.tasks):
         if task.name.endswith((".yaml", ".yml")):
             yield f"eval.tasks[{number}]", task.name

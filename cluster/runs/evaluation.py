@@ -12,9 +12,16 @@ from multihop.data_prep.tokenizers.existing import import_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 from multihop.data_prep.tokenizers.tokenizer import describe, parse
 from multihop.eval.inference.examples import Examples, check_examples, read_examples
-from multihop.eval.model.model_under_test import ModelUnderTest, of_huggingface, of_parent, of_run, open_tokenizer
+from multihop.eval.model.model_under_test import (
+    ModelUnderTest,
+    of_huggingface,
+    of_parent,
+    of_path,
+    of_run,
+    open_tokenizer,
+)
 from multihop.eval.tasks.known_tasks import TaskSource, open_tasks
-from multihop.eval.trials.check import check_settings, check_start_from, check_tasks
+from multihop.eval.trials.check import check_average, check_settings, check_start_from, check_tasks
 from multihop.eval.trials.plan_file import make_plan, read_plan
 from multihop.eval.trials.start_from import next_wave
 from multihop.pretrain.checkpoint.manifest import folder_of_step
@@ -48,6 +55,8 @@ def check_evaluation(recipe: Recipe) -> list[TaskSource]:
         )
         raise UserError(f"eval.inits has parent, the initial weights of the training, but {why}; remove parent")
     check_settings(recipe.eval, tasks, model)
+    if recipe.eval.average_with is not None:
+        check_average(recipe.eval, tasks, _averaged(recipe.eval.average_with).model)
     published = recipe.eval.checkpoint or (recipe.model.init_from if "parent" in recipe.eval.inits else None)
     if published is not None and not all(task.is_trained for task in tasks):
         from multihop.eval.trials.run_zero_shot import check_output_layer
@@ -72,7 +81,8 @@ def list_trials(run: ResolvedRun, to_run: bool = True) -> "list[Trial]":
     evaluated, config = _model_under_test(run), run.recipe.eval
     needs_parent = "parent" in config.inits
     parent = _parent(run, evaluated, "remove parent from eval.inits", to_run) if needs_parent else None
-    return plan_trials(config, run.tasks, evaluated, weights_dir(run.results), parent)
+    averaged = _averaged(config.average_with) if config.average_with is not None else None
+    return plan_trials(config, run.tasks, evaluated, weights_dir(run.results), parent, averaged)
 
 
 def select_examples(run: ResolvedRun, to_run: bool = True) -> Examples | None:
@@ -124,6 +134,13 @@ def _parent(run: ResolvedRun, evaluated: ModelUnderTest, otherwise: str, to_run:
         return of_parent(evaluated, model, saved.parent)
     except UserError as error:
         raise UserError(f"{error}, or {otherwise}") from None
+
+
+def _averaged(path: str) -> ModelUnderTest:
+    try:
+        return of_path(path)
+    except UserError as error:
+        raise UserError(f"eval.average_with: {error}; train that run first, or set eval.average_with=null") from None
 
 
 def _model_under_test(run: ResolvedRun) -> ModelUnderTest:

@@ -126,7 +126,7 @@ class TaskModel(nn.Module):
         if features is not None:
             encoder.requires_grad_(False).eval()
             self.features = FeatureReader(features, encoder.config.state_widths, generator)
-        elif family.causal:
+        elif family.reads_one_way:
             encoder.word = _with_delimiters(encoder.word, generator)
         self.encoder = encoder
         self.kind, self.family = task.kind, family
@@ -217,7 +217,7 @@ class TaskModel(nn.Module):
             case "max":
                 return max_pool(state, cu_seqlens)
             case "concat":
-                return concat_pool(state, cu_seqlens)
+                return concat_pool(state, cu_seqlens, self.family.reads_backward)
         return state
 
     def _scored(self, state: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Fine-tuning on labeled examples: classification, regression, tagging and choice."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,20 +45,53 @@ class FineTuned:
     unlabeled: dict[str, Predicted]
 
 
+Member = tuple[TaskModel, Mapping[str, Encoded]]
+"""A model, and train, dev and test, and the task's other sets and those without labels by their names, as it reads
+them."""
+
+
 def finetune_labeled(
-    model: TaskModel, task: Task, sets: Mapping[str, Encoded], settings: TrialSettings, seed: int
+    model: TaskModel,
+    task: Task,
+    sets: Mapping[str, Encoded],
+    settings: TrialSettings,
+    seed: int,
+    average_with: Sequence[Member] = (),
 ) -> FineTuned:
     """Train `model`, then score the test examples and the task's other sets, and predict those without labels.
 
     Args:
-        sets: train, dev and test, and the task's other sets and those without labels by their names.
+        sets: see `Member`.
+        average_with: further models, which are trained in the same way; the probabilities of all are averaged. The
+            curves of the result are those of `model`, but the development score is that of the average.
 
     Raises:
         NonFiniteLossError: the loss of a step was infinite or NaN.
     """
-    train, dev, test = sets["train"], sets["dev"], sets["test"]
+    members = [(model, sets), *average_with]
+    histories = [_train(member, task, settings, seed) for member in members]
+
+    def predict_set(name: str) -> Predicted:
+        return average(
+            [predict(each, task, encoded[name], TargetScale.of(encoded["train"])) for each, encoded in members]
+        )
+
+    history = histories[0]
+    if average_with:
+        history = replace(history, dev_value=score_of(task, sets["dev"], predict_set("dev"))[0])
+    predicted = predict_set("test")
+    value, other_metrics = score_of(task, sets["test"], predicted)
+    for name in task.other_sets:
+        other_value, more = score_of(task, sets[name], predict_set(name))
+        other_metrics |= {f"{name} {metric}": number for metric, number in {task.metric: other_value, **more}.items()}
+    return FineTuned(value, other_metrics, history, predicted, {name: predict_set(name) for name in task.unlabeled})
+
+
+def _train(member: Member, task: Task, settings: TrialSettings, seed: int) -> History:
+    model, sets = member
+    train, dev = sets["train"], sets["dev"]
     scale = TargetScale.of(train)
-    history = finetune(
+    return finetune(
         model,
         train.lengths,
         lambda batch: loss_of(model, train, batch, scale),
@@ -67,13 +100,15 @@ def finetune_labeled(
         seed,
         model.layer_groups(),
     )
-    predicted = predict(model, task, test, scale)
-    value, other_metrics = score_of(task, test, predicted)
-    for name in task.other_sets:
-        other_value, more = score_of(task, sets[name], predict(model, task, sets[name], scale))
-        other_metrics |= {f"{name} {metric}": number for metric, number in {task.metric: other_value, **more}.items()}
-    unlabeled = {name: predict(model, task, sets[name], scale) for name in task.unlabeled}
-    return FineTuned(value, other_metrics, history, predicted, unlabeled)
+
+
+def average(predicted: Sequence[Predicted]) -> Predicted:
+    """Return the class or choice that is likeliest by the mean of several models' probabilities; the predictions of one
+    model as they are."""
+    if len(predicted) == 1:
+        return predicted[0]
+    probabilities = [np.mean(rows, axis=0) for rows in zip(*(each.probabilities for each in predicted), strict=True)]
+    return Predicted([np.array([float(row.argmax())]) for row in probabilities], probabilities)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Template:
     """The token of a word of which the tokenizer leaves nothing."""
     reads_last: bool = False
     """Tagging: a word is labeled at its last token, the first one that has seen the whole word in a causal model;
-    else at its first (Devlin et al. 2018, section 5.3)."""
+    else at its first (Devlin et al. 2018, section 5.3), which has seen all of it in a model that reads backward."""
 
     def size(self, texts: int) -> int:
         """Return the number of tokens around one text or two."""
@@ -33,8 +33,9 @@ def template_of(family: str, special_ids: dict[str, int], vocab_size: int, froze
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>.
     XLNet: a <sep> b <sep> <cls> (Yang et al. 2019, in the published code). Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
-    with ids from `vocab_size` on. They have to be learned, so a frozen causal model reads its end-of-text token
-    instead, which pretraining has seen.
+    with ids from `vocab_size` on; a model that reads backward begins with the last one, so that they change places.
+    They have to be learned, so a frozen model of these kinds reads its end-of-text token instead, which pretraining has
+    seen.
 
     Args:
         frozen: whether the model's weights stay as they are.
@@ -43,12 +44,12 @@ def template_of(family: str, special_ids: dict[str, int], vocab_size: int, froze
         UserError: the tokenizer is not one for this kind of model.
     """
     declared = FAMILIES[family]
-    if declared.causal and frozen:
+    if declared.reads_one_way:
         end = special_ids["end"]
-        return Template((end,), (end,), (end,), special_ids.get("unk", end), reads_last=True)
-    if declared.causal:
-        unknown = special_ids.get("unk", vocab_size + 1)
-        return Template((vocab_size,), (vocab_size + 1,), (vocab_size + 2,), unknown, reads_last=True)
+        start, delimiter, extract = (end,) * DELIMITERS if frozen else range(vocab_size, vocab_size + DELIMITERS)
+        unknown = special_ids.get("unk", delimiter)
+        before, after = (extract, start) if declared.reads_backward else (start, extract)
+        return Template((before,), (delimiter,), (after,), unknown, reads_last=declared.causal)
     if "cls" not in special_ids:
         raise UserError(
             f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, but this "

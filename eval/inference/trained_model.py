@@ -65,7 +65,7 @@ class TrainedModel:
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Return a text's tokens as the model was trained to read them, and as an exported tokenizer gives them."""
-        if self.family.causal:
+        if self.family.reads_one_way:
             return ids
         cls, sep = self.special_ids["cls"], self.special_ids["sep"]
         return [*ids, sep, cls] if self.family.cls_last else [cls, *ids, sep]

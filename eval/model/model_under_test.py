@@ -100,6 +100,24 @@ def of_huggingface(folder: Path) -> ModelUnderTest:
     )
 
 
+def of_path(path: str) -> ModelUnderTest:
+    """Describe the newest good checkpoint of a run, or a Hugging Face model.
+
+    Raises:
+        UserError: there is none.
+    """
+    from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
+    from multihop.pretrain.run.find_checkpoint import find_checkpoint
+
+    if is_huggingface(Path(path)):
+        return of_huggingface(Path(path))
+    found = find_checkpoint(path)
+    data_folder = found.data_folder.absolute()
+    return of_run(
+        found.model, found.location, found.manifest.content_hash(), found.manifest.step, data_folder, found.data
+    )
+
+
 def of_parent(evaluated: ModelUnderTest, model: ModelConfig, sha256: str | None) -> ModelUnderTest:
     """Return the model that the training began with: its initial weights, and the rotary base before the first phase.
 

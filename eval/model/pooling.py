@@ -18,10 +18,15 @@ def max_pool(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     return x.new_zeros(len(lengths), x.shape[1]).scatter_reduce(0, sequence_ids, x, "amax", include_self=False)
 
 
-def concat_pool(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the last token's state, the maxima and the mean of each sequence, (N, H) -> (S, 3 * H) (Howard and Ruder
-    2018, section 3.3)."""
-    return torch.cat([x.index_select(0, cu_seqlens[1:] - 1), max_pool(x, cu_seqlens), mean_pool(x, cu_seqlens)], 1)
+def concat_pool(x: Tensor, cu_seqlens: Tensor, reads_backward: bool = False) -> Tensor:
+    """Return the state of the token that is read last, the maxima and the mean of each sequence, (N, H) -> (S, 3 * H)
+    (Howard and Ruder 2018, section 3.3).
+
+    Args:
+        reads_backward: whether the first token of a sequence is read last.
+    """
+    last = cu_seqlens[:-1] if reads_backward else cu_seqlens[1:] - 1
+    return torch.cat([x.index_select(0, last), max_pool(x, cu_seqlens), mean_pool(x, cu_seqlens)], 1)
 
 
 class HopPooling(nn.Module):

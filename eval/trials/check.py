@@ -90,6 +90,35 @@ def check_start_from(config: EvalConfig, tasks: Sequence[TaskSource]) -> None:
             raise UserError(f"{setting}: {untrained} trains nothing; remove start_from")
 
 
+def check_average(config: EvalConfig, tasks: Sequence[TaskSource], other: ModelConfig) -> None:
+    """Refuse tasks whose predictions cannot be averaged with those of another model, and settings that are impossible
+    for it.
+
+    Args:
+        other: the model of `average_with`.
+
+    Raises:
+        UserError: a task predicts no classes, a task starts from another one, or the other model cannot be fine-tuned
+            with the settings.
+    """
+    setting = f"average_with={config.average_with} in eval"
+    if FAMILIES[other.family].translates:
+        raise UserError(f"{setting} is a model of family {other.family}, which translates; set another one, or null")
+    for section, source in zip(config.tasks, tasks, strict=True):
+        if section.start_from is not None:
+            raise UserError(
+                f"{setting}: task {section.name} starts from the weights of {section.start_from}, which are those of "
+                "one model; remove start_from, or set average_with=null"
+            )
+        kind = source.task.kind if source.is_trained else "zero-shot"
+        if kind not in ("classification", "choice"):
+            raise UserError(
+                f"{setting} averages the probabilities of classes or choices, but task {section.name} is of kind "
+                f"{kind}; remove the task, or set average_with=null"
+            )
+    check_settings(config, tasks, other)
+
+
 def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], model: ModelConfig) -> None:
     """Refuse features that the model lacks or a task cannot use, impossible settings by layer, and document context
     where there are no documents.

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from multihop.eval.config import MIN_SEQ_LEN, EvalConfig, TrialSettings, settings_of
+from multihop.eval.config import MIN_SEQ_LEN, EvalConfig, Init, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest
 from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
 from multihop.eval.tasks.task import UNTRAINED, Example, Task
@@ -17,6 +18,7 @@ def plan_trials(
     evaluated: ModelUnderTest,
     weights_dir: Path | None = None,
     parent: ModelUnderTest | None = None,
+    average_with: ModelUnderTest | None = None,
 ) -> list[Trial]:
     """Plan a trial for each task, each of its settings and seeds, and each initialization.
 
@@ -27,6 +29,7 @@ def plan_trials(
         tasks: the recipe's tasks, from `open_tasks`.
         weights_dir: folder for the weights of tasks that others start from, on a file system that all workers share.
         parent: the model with the initial weights of its training, if `eval.inits` has "parent".
+        average_with: the model of `eval.average_with`.
 
     Raises:
         UserError: the files of a task are missing or not in their official format.
@@ -45,7 +48,8 @@ def plan_trials(
         assert weights_dir is not None or not shares
         for settings in settings_of(config, task_config, task.kind)[: 1 if untrained else None]:
             # The key and the row have the length that is used, not the requested one.
-            seq_len = min(settings.seq_len, max(MIN_SEQ_LEN, evaluated.model.max_positions))
+            positions = min(each.model.max_positions for each in (evaluated, average_with) if each is not None)
+            seq_len = min(settings.seq_len, max(MIN_SEQ_LEN, positions))
             settings = settings.model_copy(update={"seq_len": seq_len})
             described = describe_task(task, settings, evaluated.heldout_sha256 if task_config.name == HELDOUT else None)
             work = _work(task, settings)
@@ -81,9 +85,27 @@ def plan_trials(
                             weights_dir=str(weights_dir) if shares else None,
                             target_tokenizer_path=evaluated.target_tokenizer_path,
                             source_vocab_size=evaluated.source_vocab_size,
+                            average_with=_fields_of(average_with, init) if average_with is not None else None,
                         )
                     )
     return trials
+
+
+def _fields_of(averaged: ModelUnderTest, init: Init) -> dict[str, Any]:
+    """Return the fields of a trial of the other model, with its trained weights, or random ones."""
+    weights = None if init == "random" else averaged
+    return {
+        "init": "random" if init == "random" else "pretrained",
+        "checkpoint_dir": weights.checkpoint_dir if weights else None,
+        "checkpoint_sha256": weights.checkpoint_sha256 if weights else None,
+        "checkpoint_step": weights.checkpoint_step if weights else None,
+        "model": averaged.model.model_dump(mode="json"),
+        "vocab_size": averaged.vocab_size,
+        "tokenizer_path": averaged.tokenizer_path,
+        "tokenizer_sha256": averaged.tokenizer_sha256,
+        "data_path": averaged.data_path,
+        "data_fingerprint": averaged.data_fingerprint,
+    }
 
 
 def _work(task: Task, settings: TrialSettings) -> float:

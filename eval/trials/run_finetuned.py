@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from safetensors.torch import load, save_file
@@ -14,7 +15,7 @@ from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.input_cache import task_inputs
-from multihop.eval.finetune.labeled import finetune_labeled
+from multihop.eval.finetune.labeled import Member, finetune_labeled
 from multihop.eval.finetune.loop import History
 from multihop.eval.finetune.span_inputs import span_inputs
 from multihop.eval.finetune.spans import finetune_spans
@@ -32,10 +33,11 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Run a trial of classification, regression, tagging or choice; returns its fields of the row, and its
     predictions."""
     settings = TrialSettings.model_validate(trial.settings)
-    both_orders = FAMILIES[trial.model["family"]].causal
+    both_orders = FAMILIES[trial.model["family"]].reads_one_way
     inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs, both_orders)
     model = _with_head(trial, inputs.task, settings)
-    result = finetune_labeled(model, inputs.task, inputs.sets, settings, trial.seed)
+    others = [_member(replace(trial, **trial.average_with, average_with=None))] if trial.average_with else []
+    result = finetune_labeled(model, inputs.task, inputs.sets, settings, trial.seed, others)
     special = set(info.special_ids.values())
     predictions = predictions_of(
         inputs.task,
@@ -46,6 +48,13 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     sizes = {name: len(examples) for name, examples in inputs.sets.items()}
     row = _row(result.value, result.other_metrics, result.history, sizes, inputs.reported_on)
     return row | _layer_weights(model) | _keep_weights(trial, model), predictions
+
+
+def _member(trial: Trial) -> Member:
+    """Return the model whose probabilities are averaged with those of a trial's, and the examples as it reads them."""
+    settings = TrialSettings.model_validate(trial.settings)
+    inputs, _, _ = _read_inputs(trial, settings, task_inputs, FAMILIES[trial.model["family"]].reads_one_way)
+    return _with_head(trial, inputs.task, settings), inputs.sets
 
 
 def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:

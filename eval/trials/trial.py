@@ -1,6 +1,6 @@
 """A trial, (task, model, settings, seed), and the key that identifies it. Its result is a row of results.jsonl."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,9 @@ class Trial:
     weights_dir: str | None = None
     """The folder of the weights that other trials begin with; not part of the key. A trial without `start_from` writes
     its weights into it; None: no trial begins with them."""
+    average_with: dict[str, Any] | None = None
+    """Of a trial whose probabilities are averaged with those of another model that is fine-tuned in the same way: the
+    fields in which that model's trial differs from this one."""
     target_tokenizer_path: str | None = None
     """The target's tokenizer of an encoder-decoder model with two vocabularies."""
     source_vocab_size: int | None = None
@@ -93,6 +96,10 @@ def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | N
 def trial_key(trial: Trial) -> str:
     """Return the SHA-256 of everything that the result depends on. Paths and threads are left out: a run that is moved
     keeps its rows."""
+    return sha256_json(_identity(trial))
+
+
+def _identity(trial: Trial) -> dict[str, Any]:
     identity = {
         "rules": _KEY_VERSION,
         "task": trial.task_fingerprint,
@@ -108,7 +115,9 @@ def trial_key(trial: Trial) -> str:
     if trial.start_from is not None:
         assert trial.source_key is not None, "multihop.eval.trials.start_from chooses it first"
         identity["source"] = trial.source_key
-    return sha256_json(identity)
+    if trial.average_with is not None:
+        identity["average_with"] = _identity(replace(trial, **trial.average_with, average_with=None))
+    return identity
 
 
 def weights_file(weights_dir: str, key: str) -> Path:
@@ -157,5 +166,6 @@ def describe_trial(trial: Trial) -> Row:
         "tokenizer_sha256": trial.tokenizer_sha256,
         "hyperparameters": hyperparameters(trial),
         "key": trial_key(trial),
+        **({"average_with_sha256": trial.average_with["checkpoint_sha256"]} if trial.average_with else {}),
         **({"start_from": task_name(trial.start_from), "source_key": trial.source_key} if trial.start_from else {}),
     }

@@ -29,6 +29,8 @@ class Family:
     is_monotonic: bool = False
     """Whether it has no decoder: each token of a source emits a token of the target or a blank, in order; see
     `MonotonicTranslator`. It also `translates`."""
+    reads_backward: bool = False
+    """Whether a token attends only to itself and the tokens after it."""
     has_token_types: bool = False
     """Whether it has embeddings of token types (BERT's segments)."""
     cls_last: bool = False
@@ -45,6 +47,12 @@ class Family:
     def default_objective(self) -> str:
         """The objective if the recipe does not set `objective.name`."""
         return self.objectives[0]
+
+    @property
+    def reads_one_way(self) -> bool:
+        """Whether it reads texts in one direction, which it is trained to predict from without other tokens around
+        them."""
+        return self.causal or self.reads_backward
 
     @property
     def predicts_masks(self) -> bool:

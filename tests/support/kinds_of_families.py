@@ -15,8 +15,8 @@ TEXT_FAMILIES = {
 """Families that are an encoder or a decoder alone, with attention or causal."""
 AT_HUGGING_FACE = {name: family for name, family in TEXT_FAMILIES.items() if family.auto_class is not None}
 """Text families that a class of transformers loads."""
-STACKED = {**TEXT_FAMILIES, "bilm": FAMILIES["bilm"]}
-"""These, and the one with layers of another kind that the same tests hold for."""
+STACKED = {"awd-lstm-backward": FAMILIES["awd-lstm-backward"], **TEXT_FAMILIES, "bilm": FAMILIES["bilm"]}
+"""These, and those with layers of another kind that the same tests hold for."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
 TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates and not family.is_monotonic}

@@ -1,4 +1,4 @@
-"""AWD-LSTM (Merity et al. 2018), the language model of ULMFiT (Howard and Ruder 2018)."""
+"""AWD-LSTM (Merity et al. 2018), the language model of ULMFiT (Howard and Ruder 2018), in both directions."""
 
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
@@ -20,10 +20,9 @@ _CLASSIFIER_RATES |= {"weight_dropout": 0.5}
 Rate = Annotated[float, UPDATES | MEMORY | FINE_TUNING]
 
 
-class AwdLstmConfig(ModelConfig):
-    """The recipe's `model` section with `family: awd-lstm`; the dropout rates are those of Howard and Ruder (2018)."""
+class AwdConfig(ModelConfig):
+    """The keys of both directions; the dropout rates are those of Howard and Ruder (2018)."""
 
-    family: Annotated[Literal["awd-lstm"], SIZES] = "awd-lstm"
     embedding: Annotated[int, SIZES] = Field(ge=1)
     """Width of the embeddings and of the last layer's states, which are multiplied by the embeddings at the output;
     default `hidden`, which is the width of the other layers."""
@@ -81,6 +80,12 @@ class AwdLstmConfig(ModelConfig):
         """See `ModelConfig.train_flops`."""
         gates = sum(_GATES * width * (inputs + width) for inputs, width in pairwise(self.state_widths))
         return 2 * TRAINING_FACTOR * (float(lengths.sum()) * gates + float(predicted) * self.embedding * vocab_size)
+
+
+class AwdLstmConfig(AwdConfig):
+    """The recipe's `model` section with `family: awd-lstm`."""
+
+    family: Annotated[Literal["awd-lstm"], SIZES] = "awd-lstm"
 
 
 FAMILY = Family(

@@ -4,13 +4,15 @@ Each sequence starts from a zero state: samples are permuted, so that no sample 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn, zeros
 from torch.nn import functional as F
 
-from multihop.pretrain.models.awd_lstm.config import AwdLstmConfig
+from multihop.pretrain.models.awd_lstm.config import AwdConfig
 from multihop.pretrain.models.awd_lstm.layers import WeightDropLstm, scaled_mask, variational_dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed
@@ -37,10 +39,12 @@ class RecurrentCache:
 class AwdLstm(Model):
     """The language model. E is the width of the embeddings and of the last layer."""
 
-    config: AwdLstmConfig
+    config: AwdConfig
     recurrent = True
+    reads_backward: ClassVar[bool] = False
+    """Whether each sequence is read from its last token to its first."""
 
-    def __init__(self, config: AwdLstmConfig, vocab_size: int) -> None:
+    def __init__(self, config: AwdConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
         self.word = nn.Embedding(vocab_size, config.embedding)
@@ -69,7 +73,7 @@ class AwdLstm(Model):
     ) -> Tensor:
         """Hidden states (N, E), or (M, E), of packed sequences; see `Model.encode`."""
         assert packed.token_type_ids is None, "AWD-LSTM has no token types"
-        steps = time_steps_of(Sequences.of(packed))
+        steps = time_steps_of(Sequences.of(packed), self.reads_backward)
         sequences = len(steps.sorted_indices)
         rows = _rows_of(steps)
         x = self._embed(packed.input_ids.index_select(0, steps.order), sparse_lookup_grad)
@@ -102,7 +106,7 @@ class AwdLstm(Model):
         """The states between the layers in the order of the tokens, of `ModelConfig.state_widths`; see
         `Model.hidden_states`."""
         *between, last = super().hidden_states(packed)
-        order = time_steps_of(Sequences.of(packed)).inverse_order
+        order = time_steps_of(Sequences.of(packed), self.reads_backward).inverse_order
         return [*(states.index_select(0, order) for states in between), last]
 
     def lm_head(self, hidden: Tensor) -> Tensor:
@@ -111,7 +115,10 @@ class AwdLstm(Model):
 
     def forward(self, packed: PackedTokens[Tensor], labels: Tensor) -> dict[str, Tensor]:
         """Sum of the cross-entropies in nats of predicting labels, int64 (N,), the token after each; in training with
-        the terms of `alpha` and `beta`, each the sum over the tokens of a mean square (section 4.6)."""
+        the terms of `alpha` and `beta`, each the sum over the tokens of a mean square (section 4.6). A model that reads
+        backward predicts each token from its label instead."""
+        if self.reads_backward:
+            packed, labels = replace(packed, input_ids=labels), packed.input_ids
         hidden = self.encode(packed, sparse_lookup_grad=True)
         output = hidden
         if self.training and self.config.dropout:

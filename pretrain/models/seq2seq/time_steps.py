@@ -54,8 +54,12 @@ class TimeSteps:
         return torch.cat(adjacent).to(self.order.device)
 
 
-def time_steps_of(sequences: Sequences) -> TimeSteps:
-    """The time-major order of packed sequences."""
+def time_steps_of(sequences: Sequences, from_the_end: bool = False) -> TimeSteps:
+    """The time-major order of packed sequences.
+
+    Args:
+        from_the_end: whether the first time step has each sequence's last token, and so on back to its first.
+    """
     lengths = sequences.cu_seqlens.diff()
     sorted_indices = lengths.argsort(descending=True, stable=True)
     rows = torch.empty_like(sorted_indices)
@@ -63,6 +67,8 @@ def time_steps_of(sequences: Sequences) -> TimeSteps:
     positions = torch.arange(sequences.tokens, device=rows.device) - sequences.cu_seqlens[:-1].repeat_interleave(
         lengths
     )
+    if from_the_end:
+        positions = lengths.repeat_interleave(lengths) - 1 - positions
     order = (positions * len(rows) + rows.repeat_interleave(lengths)).argsort()
     inverse_order = torch.empty_like(order)
     inverse_order[order] = torch.arange(len(order), device=order.device)

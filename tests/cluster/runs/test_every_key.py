@@ -257,6 +257,8 @@ ELSEWHERE = {
     "eval.examples": "tests/cluster/runs/test_whole_path.py::test_examples_are_made_anew_for_other_texts_alone",
     "eval.checkpoint": "tests/cluster/runs/test_whole_path.py::test_a_run_that_is_evaluated_as_another_model_and_back_"
     "reports_the_last_evaluation",
+    "eval.average_with": "tests/eval/trials/test_three_stages.py::test_from_general_text_by_target_text_to_a_"
+    "classifier",
     "tracking.uri": "tests/cluster/tracking/test_whole_run.py::test_a_run_whose_mlflow_is_away_for_minutes",
     "tracking.experiment": "tests/cluster/tracking/test_store.py::test_a_deleted_experiment_is_the_users_mistake",
     "cluster.address": "tests/cluster/ray/test_elastic.py::test_a_run_grows_when_a_node_joins_and_shrinks_when_it_is_"

@@ -122,6 +122,25 @@ def test_the_best_epochs_weights_are_those_that_are_scored(
 
 
 @pytest.mark.usefixtures("bbc", "one_thread")
+def test_the_probabilities_of_two_models_are_averaged(
+    bert: ModelConfig, gpt2: ModelConfig, bert_data: Path, gpt2_data: Path
+) -> None:
+    task, settings = load_task("bbc-topics", None), TrialSettings(epochs=1, lr=1e-3, seq_len=32)
+    (one, _), (two, _) = (_run(*each, task, settings, 2) for each in ((bert, bert_data), (gpt2, gpt2_data)))
+    other = _model(gpt2, gpt2_data, task, 2), _encoded(task, gpt2_data, "gpt2")
+    sets = _encoded(task, bert_data)
+    both = finetune_labeled(_model(bert, bert_data, task, 2), task, sets, settings, 2, [other])
+    rows = zip(both.predicted.probabilities, one.predicted.probabilities, two.predicted.probabilities, strict=True)
+    for mean, first, second in rows:
+        np.testing.assert_allclose(mean, (first + second) / 2)
+    assert [answer.tolist() for answer in both.predicted.answers] == [
+        [row.argmax()] for row in both.predicted.probabilities
+    ]
+    assert both.value == score_of(task, sets["test"], both.predicted)[0]
+    assert both.history.loss_curve == one.history.loss_curve
+
+
+@pytest.mark.usefixtures("bbc", "one_thread")
 def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Path) -> None:
     task = load_task("bbc-topics", None)
     model = _model(bert, bert_data, task, 0)

@@ -24,7 +24,7 @@ from multihop.eval.finetune.templates import template_of
 from multihop.eval.model.pooling import concat_pool
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
-from multihop.eval.trials.check import check_settings
+from multihop.eval.trials.check import check_average, check_settings
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.config import ModelConfig
@@ -54,7 +54,7 @@ def encoded(task: Task, data: Path, family: str) -> Any:
 
 @pytest.fixture
 def data_of(request: pytest.FixtureRequest) -> Any:
-    return lambda family: request.getfixturevalue("gpt2_data" if FAMILIES[family].causal else "bert_data")
+    return lambda family: request.getfixturevalue("gpt2_data" if FAMILIES[family].reads_one_way else "bert_data")
 
 
 @given(tenths=st.integers(1, 9), times=st.integers(1, 40))
@@ -92,7 +92,7 @@ def test_a_group_of_layers_has_the_rate_of_the_one_above_times_the_decay(family:
 
 
 @pytest.mark.usefixtures("bbc")
-@pytest.mark.parametrize("family", ["awd-lstm", "bert", "albert", "gpt2"])
+@pytest.mark.parametrize("family", ["awd-lstm", "awd-lstm-backward", "bert", "albert", "gpt2"])
 def test_one_more_group_is_trained_in_each_epoch(family: str, data_of: Any) -> None:
     torch.set_num_threads(1)
     task = load_task("bbc-topics", None)
@@ -119,7 +119,7 @@ def test_one_more_group_is_trained_in_each_epoch(family: str, data_of: Any) -> N
 
 
 @pytest.mark.usefixtures("bbc")
-@pytest.mark.parametrize("family", ["awd-lstm", "bert", "gpt2"])
+@pytest.mark.parametrize("family", ["awd-lstm", "awd-lstm-backward", "bert", "gpt2"])
 def test_all_settings_together_are_trained_and_repeatable(family: str, data_of: Any) -> None:
     torch.set_num_threads(1)
     task = load_task("bbc-topics", None)
@@ -138,9 +138,10 @@ def test_all_settings_together_are_trained_and_repeatable(family: str, data_of: 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_concat_is_the_last_state_the_maxima_and_the_mean(lengths: list[int]) -> None:
     states = torch.randn(sum(lengths), 4, generator=torch.Generator().manual_seed(sum(lengths)))
-    expected = [torch.cat([each[-1], each.amax(0), each.mean(0)]) for each in states.split(lengths)]
-    found = concat_pool(states, torch.tensor([0, *lengths]).cumsum(0))
-    torch.testing.assert_close(found, torch.stack(expected))
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    for reads_backward, at in ((False, -1), (True, 0)):
+        expected = [torch.cat([each[at], each.amax(0), each.mean(0)]) for each in states.split(lengths)]
+        torch.testing.assert_close(concat_pool(states, bounds, reads_backward), torch.stack(expected))
 
 
 @pytest.mark.usefixtures("bbc")
@@ -206,6 +207,42 @@ def test_impossible_settings_are_refused_before_anything_runs(settings: dict[str
     fine = {"gradual_unfreezing": True, "epochs": 4, "schedule": "slanted_triangular", "layer_lr_decay": 0.4}
     config = EvalConfig.model_validate({"tasks": ["bbc-topics"], **fine})
     check_settings(config, open_tasks(config), config_of("awd-lstm"))
+
+
+@pytest.mark.parametrize(
+    ("eval_keys", "family", "message"),
+    [
+        (
+            {"tasks": ["conll2003"]},
+            "gpt2",
+            "average_with=runs/other in eval averages the probabilities of classes or choices, but task conll2003 is "
+            "of kind tagging; remove the task, or set average_with=null",
+        ),
+        ({"tasks": ["blimp"]}, "gpt2", "task blimp is of kind zero-shot"),
+        (
+            {"tasks": ["bbc-topics", {"name": "glue/rte", "start_from": "bbc-topics"}]},
+            "gpt2",
+            "task glue/rte starts from the weights of bbc-topics, which are those of one model; remove start_from",
+        ),
+        (
+            {"tasks": ["bbc-topics"]},
+            "transformer",
+            "average_with=runs/other in eval is a model of family transformer, which translates; set another one",
+        ),
+        (
+            {"tasks": ["bbc-topics"], "features": {"layers": [9]}},
+            "gpt2",
+            "the model has 2 layers and no hidden state 9",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("bbc", "conll")
+def test_what_cannot_be_averaged_with_another_model_is_refused(
+    eval_keys: dict[str, Any], family: str, message: str
+) -> None:
+    config = EvalConfig.model_validate({"average_with": "runs/other", **eval_keys})
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_average(config, open_tasks(config), config_of(family))
 
 
 def test_settings_that_are_not_set_are_no_part_of_a_trial() -> None:

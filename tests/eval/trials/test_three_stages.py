@@ -1,7 +1,9 @@
-"""ULMFiT's three stages: general text, target text with the same vocabulary, a classifier from those weights."""
+"""ULMFiT's three stages: general text, target text with the same vocabulary, a classifier from those weights, also
+averaged with one that reads backward."""
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,22 @@ from worker_runs import checkpoint, recipe
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig
-from multihop.eval.model.model_under_test import of_parent, of_run
+from multihop.eval.model.model_under_test import of_parent, of_path, of_run
 from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
+from multihop.eval.trials.trial import Trial, trial_key
 from multihop.pretrain.checkpoint.manifest import read_checkpoint_manifest
 from multihop.pretrain.models.families import parse_model_config
 
 MODEL = {"family": "awd-lstm", "layers": 2, "hidden": 32, "embedding": 16, "max_positions": 64}
 
 
-def _run(folder: Path, data: Path, ranks: RankPool, **changes: Any) -> Path:
+def _run(folder: Path, data: Path, ranks: RankPool, family: str = "awd-lstm", **changes: Any) -> Path:
     (folder / "logs").mkdir(parents=True)
     (folder / "data").symlink_to(data)
-    content = recipe(model=MODEL, objective__name="clm", engine__data_workers=0, phases__0__lr=0.01, **changes)
+    model = {**MODEL, "family": family}
+    content = recipe(model=model, objective__name="clm", engine__data_workers=0, phases__0__lr=0.01, **changes)
     (folder / "recipe.json").write_text(json.dumps(content))
     assert ranks.run(run_worker, folder) == [0]
     return folder
@@ -70,3 +74,17 @@ def test_from_general_text_by_target_text_to_a_classifier(
         assert {key: row["hyperparameters"][key] for key in settings} == settings
         assert len(row["curve"]["dev"]) == 4
     assert len({row["curve"]["loss"][0][1] for row in results}) == 3  # each has weights of its own
+
+    backward = of_path(str(_run(tmp_path / "backward", gpt2_data, pool(1), "awd-lstm-backward")))
+    assert backward.checkpoint_step == 8
+    trials = plan_trials(config, open_tasks(config), evaluated, parent=parent, average_with=backward)
+    averaged = [run_trial(trial) for trial in (Trial(**json.loads(json.dumps(asdict(trial)))) for trial in trials)]
+    for alone, both in zip(results, averaged, strict=True):
+        assert both.row["status"] == "ok" and both.row["key"] != alone["key"]
+        assert both.row["curve"] == alone["curve"]  # of the run's own model
+        expected = None if alone["init"] == "random" else backward.checkpoint_sha256
+        assert both.row["average_with_sha256"] == expected
+    moved = replace(trials[0], average_with={**trials[0].average_with, "checkpoint_dir": "elsewhere"})
+    assert trial_key(moved) == trial_key(trials[0])
+    other = replace(trials[0], average_with={**trials[0].average_with, "checkpoint_sha256": "0" * 64})
+    assert trial_key(other) != trial_key(trials[0])

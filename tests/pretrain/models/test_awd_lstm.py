@@ -145,6 +145,38 @@ def test_states_between_the_layers_have_the_declared_widths_in_the_order_of_the_
         torch.testing.assert_close(one[2:6], other)
 
 
+@given(lengths=Lengths, data=st.data())
+@settings(max_examples=25)
+def test_a_backward_model_reads_and_predicts_as_a_forward_one_does_with_reversed_sequences(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    forward, backward = model_of(**RATES).eval(), model_of(family="awd-lstm-backward", **RATES).eval()
+    assert forward.state_dict().keys() == backward.state_dict().keys()
+    backward.load_state_dict(forward.state_dict())
+    tokens = st.integers(0, VOCABULARY - 1)
+    texts = [torch.tensor(data.draw(st.lists(tokens, min_size=n + 1, max_size=n + 1))) for n in lengths]
+    ids, labels = torch.cat([text[:-1] for text in texts]), torch.cat([text[1:] for text in texts])
+    ids_of_reversed, labels_of_reversed = (
+        torch.cat([text.flip(0)[part] for text in texts]) for part in (slice(None, -1), slice(1, None))
+    )
+    end_of_each = torch.cat(
+        [torch.arange(n).flip(0) + start for n, start in zip(lengths, starts(lengths), strict=True)]
+    )
+    expected = forward(packed(ids_of_reversed, lengths), labels_of_reversed)["clm"]
+    torch.testing.assert_close(backward(packed(ids, lengths), labels)["clm"], expected)
+
+    states = backward.hidden_states(packed(ids, lengths))
+    reversed_ids = ids[end_of_each]
+    for one, other in zip(states, forward.hidden_states(packed(reversed_ids, lengths)), strict=True):
+        torch.testing.assert_close(one, other[end_of_each])
+    at = torch.tensor([0])
+    torch.testing.assert_close(backward.encode(packed(ids, lengths), token_indices=at), states[-1][:1])
+
+
+def starts(lengths: list[int]) -> list[int]:
+    return [sum(lengths[:number]) for number in range(len(lengths))]
+
+
 def test_the_rates_of_fine_tuning_are_to_one_another_as_those_of_the_papers_classifier() -> None:
     config = parse_model_config({"family": "awd-lstm", **SIZES})
     rates = config.with_dropout(0.4).model_dump(include={*RATES})
