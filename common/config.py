@@ -15,8 +15,9 @@ from functools import cache, reduce
 from operator import or_
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from multihop.common.errors import UserError
 
@@ -131,6 +132,12 @@ def effect_of(section: type[BaseModel], key: str) -> Effect:
 def key_path(location: Sequence[int | str]) -> str:
     """Return the key at one of pydantic's locations: `phases[0].lr` for ("phases", 0, "lr")."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def mistakes_in(error: ValidationError) -> list[ErrorDetails]:
+    """Return the mistakes in an input, without defaults that could not be derived from a field because of another
+    mistake."""
+    return [each for each in error.errors() if each["type"] != "default_factory_not_called"]
 
 
 def select_by_effect(section: BaseModel, effects: Effect) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from multihop.pretrain.checkpoint.verify import find_damage, list_steps
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.models.build import build_model_on_meta, init_parameter
 from multihop.pretrain.models.config import ModelConfig
-from multihop.pretrain.models.families import FAMILIES, family_module, family_of_authors
+from multihop.pretrain.models.families import FAMILIES, family_module, family_of_original_checkpoint
 from multihop.pretrain.run.find_checkpoint import checkpoints_at, find_checkpoint, run_dir_of
 
 _SET_ASIDE = re.compile(r"step-\d+\.damaged-\w+")
@@ -188,11 +188,11 @@ def import_checkpoint(source: Path, out: Path) -> Imported:
         UserError: `source` is not such a directory or its model is of no known family, or `out` is not empty.
     """
     with _create_directory(out) as temporary:
-        family = None if is_huggingface(source) else family_of_authors(source)
+        family = None if is_huggingface(source) else family_of_original_checkpoint(source)
         if family is None:
             model, vocab_size, weights = import_model(source)
         else:
-            model, vocab_size, weights = family_module(family, "authors").read_weights(source)
+            model, vocab_size, weights = family_module(family, "original_checkpoint").read_weights(source)
         initialized, shapes = [], {}
         source_vocab_size = read_source_vocab_size(source) if family is None else None
         on_meta = build_model_on_meta(model, vocab_size, source_vocab_size)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from multihop.cluster.runs.recipe_text import Override, check_texts, parse_override, put, read_tree
 from multihop.cluster.tracking.connection import STORE_FILES
-from multihop.common.config import LOCATION, LOGGING, SPEED, Section, effect_of, key_path, sections_in
+from multihop.common.config import LOCATION, LOGGING, SPEED, Section, effect_of, key_path, mistakes_in, sections_in
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, TokenizerConfig, check_tokenizer
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
@@ -215,7 +215,7 @@ def validate(section: type[_Section], content: dict[str, Any], origin: str, what
     try:
         return section.model_validate(content)
     except ValidationError as error:
-        sentences = [_sentence(part, origin, section, what) for part in error.errors()]
+        sentences = [_sentence(part, origin, section, what) for part in mistakes_in(error)]
         more = len(sentences) - _SHOWN
         raise UserError("; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")) from None
 

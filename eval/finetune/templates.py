@@ -45,11 +45,10 @@ def template_of(family: str, special_ids: dict[str, int], vocab_size: int, froze
     """
     declared = FAMILIES[family]
     if declared.reads_one_way:
-        end = special_ids["end"]
-        start, delimiter, extract = (end,) * DELIMITERS if frozen else range(vocab_size, vocab_size + DELIMITERS)
-        unknown = special_ids.get("unk", delimiter)
-        before, after = (extract, start) if declared.reads_backward else (start, extract)
-        return Template((before,), (delimiter,), (after,), unknown, reads_last=declared.causal)
+        added = [special_ids["end"]] * DELIMITERS if frozen else list(range(vocab_size, vocab_size + DELIMITERS))
+        start, delimiter, extract = added
+        first, last = (extract, start) if declared.reads_backward else (start, extract)
+        return Template((first,), (delimiter,), (last,), special_ids.get("unk", delimiter), reads_last=declared.causal)
     if "cls" not in special_ids:
         raise UserError(
             f"model.family={family} needs a tokenizer with the special tokens cls and sep of a masked model, but this "

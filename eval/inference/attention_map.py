@@ -20,7 +20,7 @@ def cross_attention_module(trained: TrainedModel) -> nn.Module:
         UserError: the model does not translate, or its decoder has no attention.
     """
     check_translates(trained)
-    if trained.family.is_monotonic or trained.completes:
+    if trained.family.uses_ctc or trained.completes:
         raise UserError(
             f"{trained.path} is a {trained.family.display_name}, which has no decoder that attends to the source; omit "
             "--attention-maps"

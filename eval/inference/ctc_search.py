@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from multihop.eval.inference.beam_search import Hypothesis
 from multihop.pretrain.engine.inputs import packed_to_device
-from multihop.pretrain.models.layers.monotonic import MonotonicTranslator
+from multihop.pretrain.models.layers.ctc import CtcTranslator
 from multihop.pretrain.packed_tokens import pack_sequences
 
 Float = NDArray[np.float64]
@@ -22,7 +22,7 @@ Float = NDArray[np.float64]
 
 @torch.inference_mode()
 def ctc_search(
-    model: MonotonicTranslator, sources: Sequence[Sequence[int]], blank: int, beams: int
+    model: CtcTranslator, sources: Sequence[Sequence[int]], blank: int, beams: int
 ) -> list[list[Hypothesis]]:
     """Return at most `beams` hypotheses for each sentence, the best first; with 1 the best path's.
 

@@ -10,8 +10,8 @@ from multihop.eval.inference.beam_search import Hypothesis, Search, beam_search
 from multihop.eval.inference.causal_decoder import CausalDecoder
 from multihop.eval.inference.ctc_search import ctc_search
 from multihop.eval.inference.trained_model import TrainedModel
+from multihop.pretrain.models.layers.ctc import CtcTranslator
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
-from multihop.pretrain.models.layers.monotonic import MonotonicTranslator
 from multihop.pretrain.objectives.completion import read_tokens
 
 MORE_TOKENS = 50
@@ -66,8 +66,8 @@ def translate(
 
 def _search(trained: TrainedModel, sources: Sequence[Sequence[int]], search: Search) -> list[list[Hypothesis]]:
     """Return the hypotheses of sources, the best first, by the search of the model's family."""
-    if trained.family.is_monotonic:
-        return ctc_search(cast(MonotonicTranslator, trained.model), sources, trained.special_ids["pad"], search.beams)
+    if trained.family.uses_ctc:
+        return ctc_search(cast(CtcTranslator, trained.model), sources, trained.special_ids["pad"], search.beams)
     limit = trained.model.config.max_positions
     if not trained.completes:
         limits = [min(len(source) + MORE_TOKENS, limit) for source in sources]

@@ -116,19 +116,8 @@ class AttentionConfig(ModelConfig):
 
     heads: Annotated[int, SIZES] = Field(ge=1)
     """Attention heads of a layer."""
-    intermediate: Annotated[int, SIZES] = Field(ge=1)
+    intermediate: Annotated[int, SIZES] = Field(default_factory=lambda others: 4 * others.get("hidden", 1), ge=1)
     """Width between the two projections of a feed-forward block; default 4 * `hidden`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_intermediate(cls, content: Any) -> Any:
-        if isinstance(content, dict) and "hidden" in content:
-            try:
-                hidden = int(content["hidden"])
-            except (TypeError, ValueError, OverflowError):
-                hidden = 1  # only `hidden` is refused
-            return {"intermediate": 4 * max(1, hidden), **content}
-        return content
 
     def causal_windows(self) -> list[int | None]:
         """For each layer of a causal stack, the number of tokens before a token that it attends to; None: all."""

@@ -53,12 +53,10 @@ def families_with(key: str) -> str:
     return " or ".join(name for name, family in FAMILIES.items() if key in family.config.model_fields)
 
 
-def family_of_authors(folder: Path) -> str | None:
+def family_of_original_checkpoint(folder: Path) -> str | None:
     """The family whose authors published weights in the layout of a directory; None: there is none."""
-    found = (
-        name for name, family in FAMILIES.items() if family.authors_file and (folder / family.authors_file).exists()
-    )
-    return next(found, None)
+    files = {name: family.original_checkpoint_file for name, family in FAMILIES.items()}
+    return next((name for name, file in files.items() if file is not None and (folder / file).exists()), None)
 
 
 def _fill_preset(content: Any) -> Any:

@@ -26,9 +26,9 @@ class Family:
     """The transformers class that loads an exported model with its pretraining heads; None: there is none."""
     translates: bool = False
     """Whether it is trained on pairs of texts, and reads a source with an encoder; see `EncoderDecoder`."""
-    is_monotonic: bool = False
+    uses_ctc: bool = False
     """Whether it has no decoder: each token of a source emits a token of the target or a blank, in order; see
-    `MonotonicTranslator`. It also `translates`."""
+    `CtcTranslator`. It also `translates`."""
     reads_backward: bool = False
     """Whether a token attends only to itself and the tokens after it."""
     has_token_types: bool = False
@@ -37,9 +37,9 @@ class Family:
     """Whether the cls token ends a sequence instead of beginning it, as the only token of its type, 2."""
     pair_separators: int = 1
     """Number of separator tokens between the two texts of a pair in fine-tuning."""
-    authors_file: str | None = None
+    original_checkpoint_file: str | None = None
     """A file of the layout in which the family's authors published weights, by which a directory in it is known;
-    `read_weights` in `pretrain/models/NAME/authors.py` reads it. None: there is no such layout."""
+    `read_weights` in `pretrain/models/NAME/original_checkpoint.py` reads it. None: there is no such layout."""
     presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Published sizes, as keys of the recipe's `model` section, without the vocabulary's, which the data decides."""
 

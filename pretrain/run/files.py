@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from multihop.common.config import key_path
+from multihop.common.config import key_path, mistakes_in
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
 from multihop.pretrain.config import TrainingConfig
@@ -37,7 +37,9 @@ def read_config(run_dir: Path) -> TrainingConfig:
     try:
         return TrainingConfig.model_validate({key: recipe[key] for key in TrainingConfig.model_fields if key in recipe})
     except ValidationError as error:
-        mistakes = [f"{key_path(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
+        mistakes = [
+            f"{key_path(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in mistakes_in(error)
+        ]
         raise UserError(f"{path}: {'; '.join(mistakes)}; correct the recipe") from None
 
 

@@ -19,7 +19,7 @@ STACKED = {"awd-lstm-backward": FAMILIES["awd-lstm-backward"], **TEXT_FAMILIES, 
 """These, and those with layers of another kind that the same tests hold for."""
 RELATIVE = {name: family for name, family in TEXT_FAMILIES.items() if "max_distance" in family.config.model_fields}
 """Text families that can have relative positions."""
-TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates and not family.is_monotonic}
+TRANSLATING = {name: family for name, family in FAMILIES.items() if family.translates and not family.uses_ctc}
 """Families of an encoder and a decoder, trained on pairs."""
 WORD_INIT = {name: family for name, family in TEXT_FAMILIES.items() if "word_init" in family.config.model_fields}
 """Text families whose embeddings can begin as co-occurrence vectors."""

@@ -1,10 +1,10 @@
 """ALBERT (Lan et al. 2020)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, EncoderConfig
 from multihop.pretrain.models.family import Family, sizes
@@ -14,15 +14,8 @@ class AlbertConfig(EncoderConfig):
     """The recipe's `model` section with `family: albert`."""
 
     family: Annotated[Literal["albert"], SIZES] = "albert"
-    embedding: Annotated[int, SIZES] = Field(ge=1)
+    embedding: Annotated[int, SIZES] = Field(default_factory=lambda others: others.get("hidden", 1), ge=1)
     """Width of the embeddings, which are projected to `hidden`; default `hidden`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_embedding(cls, content: Any) -> Any:
-        if isinstance(content, dict) and isinstance(content.get("hidden"), int):
-            return {"embedding": content["hidden"], **content}
-        return content
 
     @property
     def embedding_width(self) -> int:

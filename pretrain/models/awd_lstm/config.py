@@ -1,11 +1,11 @@
 """AWD-LSTM (Merity et al. 2018), the language model of ULMFiT (Howard and Ruder 2018), in both directions."""
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from multihop.common.config import FINE_TUNING, MEMORY, UPDATES
 from multihop.common.errors import UserError
@@ -23,7 +23,7 @@ Rate = Annotated[float, UPDATES | MEMORY | FINE_TUNING]
 class AwdConfig(ModelConfig):
     """The keys of both directions; the dropout rates are those of Howard and Ruder (2018)."""
 
-    embedding: Annotated[int, SIZES] = Field(ge=1)
+    embedding: Annotated[int, SIZES] = Field(default_factory=lambda others: others.get("hidden", 1), ge=1)
     """Width of the embeddings and of the last layer's states, which are multiplied by the embeddings at the output;
     default `hidden`, which is the width of the other layers."""
     input_dropout: Rate = Field(default=0.25, ge=0.0, lt=1.0)
@@ -41,13 +41,6 @@ class AwdConfig(ModelConfig):
     beta: Annotated[float, UPDATES] = Field(default=1.0, ge=0.0)
     """Weight of the mean square of the differences between the last layer's states of adjacent tokens."""
     output_bias: OutputBias = "zeros"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_embedding(cls, content: Any) -> Any:
-        if isinstance(content, dict) and isinstance(content.get("hidden"), int):
-            return {"embedding": content["hidden"], **content}
-        return content
 
     @property
     def embedding_width(self) -> int:

@@ -45,7 +45,7 @@ class BilmConfig(ModelConfig):
     hidden: Annotated[int, SIZES] = Field(ge=2)
     """Width of a layer's output, both directions together: each LSTM is projected to half of it, which is also the
     width of the token embeddings."""
-    lstm_width: Annotated[int, SIZES] = Field(ge=1)
+    lstm_width: Annotated[int, SIZES] = Field(default_factory=lambda others: 4 * others.get("hidden", 1), ge=1)
     """Cells of each LSTM, before its projection; default 4 * `hidden`, as in ELMo."""
     skip_connections: Annotated[bool, SIZES] = True
     """Whether the output of each layer but the first is the sum of its input and its LSTM's output."""
@@ -57,17 +57,6 @@ class BilmConfig(ModelConfig):
     """Read words by their characters, as imported weights of ELMo do; null: read tokens. A model that reads characters
     cannot be trained, because the tokens of the training text are not words."""
     output_bias: OutputBias = "zeros"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_lstm_width(cls, content: Any) -> Any:
-        if isinstance(content, dict) and "hidden" in content:
-            try:
-                hidden = int(content["hidden"])
-            except (TypeError, ValueError, OverflowError):
-                hidden = 1  # only `hidden` is refused
-            return {"lstm_width": 4 * max(1, hidden), **content}
-        return content
 
     @model_validator(mode="after")
     def _two_directions_divide_hidden(self) -> "BilmConfig":
@@ -116,7 +105,7 @@ FAMILY = Family(
     pooling="mean",
     objectives=("bilm",),
     auto_class=None,
-    authors_file="options.json",
+    original_checkpoint_file="options.json",
     presets={
         "bilm-mini": _sizes(2, 256, 512),
         # Peters et al. 2018, section 3.4; the options of the published weights.

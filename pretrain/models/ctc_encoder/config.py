@@ -74,7 +74,7 @@ FAMILY = Family(
     objectives=("ctc",),
     auto_class=None,
     translates=True,
-    is_monotonic=True,
+    uses_ctc=True,
     presets={
         # Graves et al. 2006, section 5.2, have 100 cells in each of the two directions of one layer.
         "ctc-graves": {"layers": 1, "hidden": 200, "max_positions": 512, "encoder": "lstm", "dropout": 0.0},

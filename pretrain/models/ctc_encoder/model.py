@@ -12,8 +12,8 @@ from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.ctc_encoder.config import CtcEncoderConfig
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed, select_tokens
+from multihop.pretrain.models.layers.ctc import CtcTranslator
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
-from multihop.pretrain.models.layers.monotonic import MonotonicTranslator
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
 from multihop.pretrain.models.seq2seq.layers import EncoderLayer as RecurrentLayer
@@ -23,7 +23,7 @@ from multihop.pretrain.models.transformer.layers import EncoderLayer as Transfor
 from multihop.pretrain.packed_tokens import PackedTokens
 
 
-class CtcEncoder(MonotonicTranslator):
+class CtcEncoder(CtcTranslator):
     """The encoder and its output layer."""
 
     config: CtcEncoderConfig

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.models.bilm.authors import read_options, read_weights
 from multihop.pretrain.models.bilm.characters import CHARACTERS, character_ids
 from multihop.pretrain.models.bilm.lstm import ProjectedLstm
+from multihop.pretrain.models.bilm.original_checkpoint import read_options, read_weights
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import PRESETS, parse_model_config
 from multihop.pretrain.models.seq2seq.time_steps import time_steps_of

@@ -42,7 +42,7 @@ def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data
 def recipe(objective: str, **changes: Any) -> dict[str, Any]:
     by_tokens = NEEDS[objective].reads_pairs
     family = TRAINED_WITH[objective]
-    encoder = {"encoder": "transformer"} if FAMILIES[family].is_monotonic else {}
+    encoder = {"encoder": "transformer"} if FAMILIES[family].uses_ctc else {}
     samples = {"global_batch_tokens": 200} if by_tokens else {"global_batch_size": 7}
     per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch_size": 2}
     content: dict[str, Any] = {

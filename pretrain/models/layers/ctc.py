@@ -8,7 +8,7 @@ from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import PackedTokens
 
 
-class MonotonicTranslator(Model):
+class CtcTranslator(Model):
     """An encoder whose states emit the target (Graves et al. 2006): Ns and Nt tokens of S sources and targets.
 
     Attributes:
