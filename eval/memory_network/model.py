@@ -26,7 +26,7 @@ class NetworkSizes:
     sentence_words: int
     """J, the number of words of the longest sentence."""
     memories: int
-    """M, the number of memories."""
+    """The number of memories, of which those beyond a story's statements are empty."""
     times: int
     """Number of temporal encodings: more than `memories` if times are noisy."""
     width: int
@@ -80,7 +80,8 @@ class MemoryNetworks(nn.Module):
             linear: leave out the softmax over the memories (linear start, section 4.1).
 
         Returns:
-            Logits (R, B, V) of the answers, and for each hop the attention (R, B, M) over the memories.
+            Logits (R, B, V) of the answers, and for each hop the attention (R, B, M) over the memories; what is missing
+            from a sum of 1 is at empty memories.
         """
         hops, adjacent = self.sizes.hops, self.sizes.tying == "adjacent"
         filled = memories > 0
@@ -95,7 +96,7 @@ class MemoryNetworks(nn.Module):
             scores = (u @ vectors[inputs].mT).gather(2, memories) + (u @ self.temporal_embeddings[inputs].mT).gather(
                 2, times
             )
-            p = scores * filled if linear else scores.masked_fill(~filled, -torch.inf).softmax(-1)
+            p = scores * filled if linear else _attend(scores, filled, self.sizes.memories)
             attention.append(p)
             o = _sum_by(p, memories, vectors[outputs]) + _sum_by(p, times, self.temporal_embeddings[outputs])
             u = o + (u if adjacent else u @ self.between_hops)
@@ -128,6 +129,13 @@ def _centered(count: int) -> Tensor:
 
 def _empty_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))
+
+
+def _attend(scores: Tensor, filled: Tensor, memories: int) -> Tensor:
+    """The softmax (R, B, M) of scores over the `filled` ones of `memories` memories and the empty ones, whose vectors
+    and scores are 0: a hop can read nothing (as in the authors' code)."""
+    empty = (memories - filled.sum(-1, keepdim=True)).clamp_min(0).to(scores.dtype).log()
+    return torch.cat([scores.masked_fill(~filled, -torch.inf), empty], -1).softmax(-1)[..., :-1]
 
 
 def _sum_by(weights: Tensor, indexes: Tensor, vectors: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def train_networks(
     sizes = NetworkSizes(
         vocab_size=vocab_size,
         sentence_words=stories.sentences.shape[1],
-        memories=settings.memory_size,
+        memories=min(settings.memory_size, int(stories.sizes.max())),
         times=settings.times,
         width=settings.width,
         hops=settings.hops,
@@ -182,7 +182,8 @@ def attend(model: MemoryNetworks, stories: Stories, batch: NDArray[np.int64]) ->
     """Return the logits (R, B, V) of some questions, int64 (B,), and the attention of each hop, (R, B, M); times are
     without noise."""
     all_networks = np.broadcast_to(batch, (model.networks, len(batch)))
-    times = np.broadcast_to(np.arange(model.sizes.memories), (*all_networks.shape, model.sizes.memories))
+    memories = stories.memories.shape[1]
+    times = np.broadcast_to(np.arange(memories), (*all_networks.shape, memories))
     logits, attention = model(*_inputs(stories, all_networks, times.copy()))
     return logits, attention
 

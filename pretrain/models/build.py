@@ -94,8 +94,11 @@ def make_param_init(
 
 
 def uses_weight_decay(name: str) -> bool:
-    """Whether weight decay applies to a parameter: to matrices, not to biases and norms, as the families were trained.
+    """Whether weight decay applies to a parameter: to matrices, not to biases and norms, as the families were trained;
+    and to XLNet's biases in the scores of attention, as by its authors' code (`include_in_weight_decay`).
 
     Decided by its name, because under ZeRO-3 it may have no shape.
     """
+    if name.endswith(("content_bias", "position_bias", "segment_bias")):
+        return True
     return not name.endswith("bias") and not name.endswith("norm.weight")

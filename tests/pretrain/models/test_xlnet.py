@@ -24,6 +24,7 @@ from multihop.common.errors import UserError
 from multihop.pretrain.checkpoint.huggingface_import import import_model
 from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.engine.inputs import to_device
+from multihop.pretrain.models.build import build_model_on_meta, uses_weight_decay
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.models.huggingface_weights import to_huggingface
 from multihop.pretrain.objectives import plm
@@ -246,3 +247,11 @@ def test_a_published_configuration_has_no_limit_of_positions(tmp_path: Path) -> 
     with torch.no_grad():  # longer than `max_positions` of the model that was saved
         ours = model_with(found, weights).encode(packed(ids, [100]))
         assert largest_error(ours, theirs.transformer(ids[None]).last_hidden_state[0]) < 1e-5
+
+
+def test_weight_decay_is_for_matrices_and_the_biases_of_attention() -> None:
+    config = parse_model_config({"family": "xlnet", "layers": 1, "hidden": 8, "heads": 2, "max_positions": 8})
+    model = build_model_on_meta(config, VOCABULARY)
+    for name, parameter in model.named_parameters():
+        of_attention = name.startswith("layers.0.attention.") and name.endswith("bias")
+        assert uses_weight_decay(name) == (parameter.ndim > 1 or of_attention), name
