@@ -240,7 +240,7 @@ def _choices(count: int) -> tuple[Example, ...]:
 @pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert", "modernbert_decoder", "xlnet"])
 def test_pairs_choices_and_further_sets(family: str, request: pytest.FixtureRequest, quick: TrialSettings) -> None:
     config: ModelConfig = request.getfixturevalue(family)
-    data = request.getfixturevalue("gpt2_data" if FAMILIES[config.family].causal else "bert_data")
+    data = request.getfixturevalue("gpt2_data" if FAMILIES[config.family].reads_one_way else "bert_data")
     task = Task(
         name="same",
         kind="classification",

@@ -134,7 +134,7 @@ def test_every_declared_objective_trains_every_parameter(
     family: str, objective: str, positions: str | None, bert_data: Path, gpt2_data: Path, tmp_path: Path
 ) -> None:
     assert objective in typing.get_args(ObjectiveConfig.model_fields["name"].annotation)
-    config, folder = config_of(family, objective, positions), gpt2_data if FAMILIES[family].causal else bert_data
+    config, folder = config_of(family, objective, positions), gpt2_data if FAMILIES[family].reads_one_way else bert_data
     data = open_dataset(folder)
     build_indexes(tmp_path, data, config)
     batch = BatchBuilder.open(config, folder, tmp_path, 0, 1, [10]).step(0).micro_batches[0]
