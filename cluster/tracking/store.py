@@ -24,7 +24,7 @@ PLANNED_TAG = "multihop.planned"
 """Tag of a trial: whether it is in the plan of the last evaluation, so that reports show it."""
 _TRIAL_PARAMS = (
     *("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters"),
-    *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256"),
+    *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256", "average_with_sha256"),
 )
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
 LAUNCHES_TAG = "multihop.launches"

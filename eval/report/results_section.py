@@ -107,10 +107,16 @@ def helped(of_tasks: Sequence[Verdict], tasks: Sequence[str], training: str) -> 
     return f"Of {total}, {training} {' and '.join(parts)}."
 
 
-def _initial_weights(result: TaskResult) -> str:
-    """Return a note on the weights that trials start from; empty if they are not those of another task."""
-    source = result.first.get("start_from")
-    return f"trials start from the weights that were fine-tuned on {source}" if source else ""
+def _notes_on_weights(result: TaskResult) -> list[str]:
+    """Return notes on weights beside the initial ones: those of another task, and those of a second model."""
+    notes = []
+    if source := result.first.get("start_from"):
+        notes.append(f"trials start from the weights that were fine-tuned on {source}")
+    if "average_with_sha256" in result.first:
+        notes.append(
+            "class probabilities are averaged with those of a second model, which was fine-tuned in the same way"
+        )
+    return notes
 
 
 def _line(result: TaskResult) -> dict[str, str]:
@@ -133,5 +139,5 @@ def _line(result: TaskResult) -> dict[str, str]:
         + "+".join(str(choice.chosen.failed if choice else 0) for choice in choices),
         "best": f"{show(best['value'])} (seed {best['seed']}, dev {show(best['dev_value'])})" if best else "none",
         "source": str(result.first["source"]),
-        "notes": "; ".join(note for note in (str(result.first["notes"]), _initial_weights(result)) if note),
+        "notes": "; ".join(note for note in (str(result.first["notes"]), *_notes_on_weights(result)) if note),
     }

@@ -218,11 +218,11 @@ def test_impossible_settings_are_refused_before_anything_runs(settings: dict[str
             "average_with=runs/other in eval averages the probabilities of classes or choices, but task conll2003 is "
             "of kind tagging; remove the task, or set average_with=null",
         ),
-        ({"tasks": ["blimp"]}, "gpt2", "task blimp is of kind zero-shot"),
+        ({"tasks": ["heldout-perplexity"]}, "gpt2", "task heldout-perplexity is of kind zero-shot"),
         (
-            {"tasks": ["bbc-topics", {"name": "glue/rte", "start_from": "bbc-topics"}]},
+            {"tasks": ["bbc-topics", {"name": "conll2003", "start_from": "bbc-topics"}]},
             "gpt2",
-            "task glue/rte starts from the weights of bbc-topics, which are those of one model; remove start_from",
+            "task conll2003 starts from the weights of bbc-topics, which are those of one model; remove start_from",
         ),
         (
             {"tasks": ["bbc-topics"]},
