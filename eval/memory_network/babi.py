@@ -21,7 +21,7 @@ from multihop.eval.memory_network.training import Trained, TrainingSettings, ans
 from multihop.eval.tasks.babi import TASKS, Question, read_questions, task_files
 
 RESULTS = "results.jsonl"
-_KEY_VERSION = 1
+_KEY_VERSION = 2
 """Changes with the training or the row, so that older rows are not used."""
 _MAX_STATEMENTS = 12
 """Maximum number of statements in the recorded example."""
