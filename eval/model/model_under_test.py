@@ -111,7 +111,7 @@ def of_path(path: str) -> ModelUnderTest:
 
     if is_huggingface(Path(path)):
         return of_huggingface(Path(path))
-    found = find_checkpoint(path)
+    found = find_checkpoint(path if "://" in path else str(Path(path).absolute()))  # workers start elsewhere
     data_folder = found.data_folder.absolute()
     return of_run(
         found.model, found.location, found.manifest.content_hash(), found.manifest.step, data_folder, found.data

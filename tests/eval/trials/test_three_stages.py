@@ -38,7 +38,7 @@ def _run(folder: Path, data: Path, ranks: RankPool, family: str = "awd-lstm", **
 @pytest.mark.ranks
 @pytest.mark.usefixtures("bbc")
 def test_from_general_text_by_target_text_to_a_classifier(
-    gpt2_data: Path, tmp_path: Path, pool: Callable[[int], RankPool]
+    gpt2_data: Path, tmp_path: Path, pool: Callable[[int], RankPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     general = _run(tmp_path / "general", gpt2_data, pool(1))
     target = _run(tmp_path / "target", gpt2_data, pool(1), model__init_from=str(general))
@@ -77,6 +77,8 @@ def test_from_general_text_by_target_text_to_a_classifier(
 
     backward = of_path(str(_run(tmp_path / "backward", gpt2_data, pool(1), "awd-lstm-backward")))
     assert backward.checkpoint_step == 8
+    monkeypatch.chdir(tmp_path)  # workers start in another directory
+    assert of_path("backward") == of_path("backward/checkpoints") == backward
     trials = plan_trials(config, open_tasks(config), evaluated, parent=parent, average_with=backward)
     averaged = [run_trial(trial) for trial in (Trial(**json.loads(json.dumps(asdict(trial)))) for trial in trials)]
     for alone, both in zip(results, averaged, strict=True):
