@@ -63,20 +63,18 @@ def finetune_labeled(
     Args:
         sets: see `Member`.
         average_with: further models, which are trained in the same way; the probabilities of all are averaged. The
-            curves of the result are those of `model`, but the development score is that of the average.
+            curves and the best epoch of the result are those of `model`, but the development score is that of the
+            average.
 
     Raises:
         NonFiniteLossError: the loss of a step was infinite or NaN.
     """
-    members = [(model, sets), *average_with]
-    histories = [_train(member, task, settings, seed) for member in members]
+    members, scale = [(model, sets), *average_with], TargetScale.of(sets["train"])
+    history, *_ = [_train(member, task, settings, seed, scale) for member in members]
 
     def predict_set(name: str) -> Predicted:
-        return average(
-            [predict(each, task, encoded[name], TargetScale.of(encoded["train"])) for each, encoded in members]
-        )
+        return average([predict(each, task, encoded[name], scale) for each, encoded in members])
 
-    history = histories[0]
     if average_with:
         history = replace(history, dev_value=score_of(task, sets["dev"], predict_set("dev"))[0])
     predicted = predict_set("test")
@@ -87,10 +85,9 @@ def finetune_labeled(
     return FineTuned(value, other_metrics, history, predicted, {name: predict_set(name) for name in task.unlabeled})
 
 
-def _train(member: Member, task: Task, settings: TrialSettings, seed: int) -> History:
+def _train(member: Member, task: Task, settings: TrialSettings, seed: int, scale: "TargetScale") -> History:
     model, sets = member
     train, dev = sets["train"], sets["dev"]
-    scale = TargetScale.of(train)
     return finetune(
         model,
         train.lengths,

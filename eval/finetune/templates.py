@@ -33,8 +33,8 @@ def template_of(family: str, special_ids: dict[str, int], vocab_size: int, froze
     BERT and ALBERT: [CLS] a [SEP] b [SEP] (Devlin et al. 2018, section 3). RoBERTa: <s> a </s></s> b </s>.
     XLNet: a <sep> b <sep> <cls> (Yang et al. 2019, in the published code). Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
-    with ids from `vocab_size` on; a model that reads backward begins with the last one, so that they change places.
-    They have to be learned, so a frozen model of these kinds reads its end-of-text token instead, which pretraining has
+    with ids from `vocab_size` on. In a model that reads backward, start and extract change places. They have to be
+    learned, so a frozen model of these kinds reads its end-of-text token instead, which pretraining has
     seen.
 
     Args:

@@ -101,20 +101,20 @@ def check_average(config: EvalConfig, tasks: Sequence[TaskSource], other: ModelC
         UserError: a task predicts no classes, a task starts from another one, or the other model cannot be fine-tuned
             with the settings.
     """
-    setting = f"average_with={config.average_with} in eval"
+    setting = f"eval.average_with={config.average_with}"
     if FAMILIES[other.family].translates:
         raise UserError(f"{setting} is a model of family {other.family}, which translates; set another one, or null")
     for section, source in zip(config.tasks, tasks, strict=True):
         if section.start_from is not None:
             raise UserError(
                 f"{setting}: task {section.name} starts from the weights of {section.start_from}, which are those of "
-                "one model; remove start_from, or set average_with=null"
+                "one model; remove start_from, or set eval.average_with=null"
             )
         kind = source.task.kind if source.is_trained else "zero-shot"
         if kind not in ("classification", "choice"):
             raise UserError(
                 f"{setting} averages the probabilities of classes or choices, but task {section.name} is of kind "
-                f"{kind}; remove the task, or set average_with=null"
+                f"{kind}; remove the task, or set eval.average_with=null"
             )
     check_settings(config, tasks, other)
 

@@ -14,8 +14,8 @@ from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.heads import TaskModel
-from multihop.eval.finetune.input_cache import task_inputs
-from multihop.eval.finetune.labeled import Member, finetune_labeled
+from multihop.eval.finetune.input_cache import TaskInputs, task_inputs
+from multihop.eval.finetune.labeled import finetune_labeled
 from multihop.eval.finetune.loop import History
 from multihop.eval.finetune.span_inputs import span_inputs
 from multihop.eval.finetune.spans import finetune_spans
@@ -33,10 +33,11 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     """Run a trial of classification, regression, tagging or choice; returns its fields of the row, and its
     predictions."""
     settings = TrialSettings.model_validate(trial.settings)
-    both_orders = FAMILIES[trial.model["family"]].reads_one_way
-    inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs, both_orders)
-    model = _with_head(trial, inputs.task, settings)
-    others = [_member(replace(trial, **trial.average_with, average_with=None))] if trial.average_with else []
+    model, inputs, tokenizer, info = _open_labeled(trial, settings)
+    others = []
+    if trial.average_with is not None:
+        other, inputs_of_other, _, _ = _open_labeled(replace(trial, **trial.average_with, average_with=None), settings)
+        others = [(other, inputs_of_other.sets)]
     result = finetune_labeled(model, inputs.task, inputs.sets, settings, trial.seed, others)
     special = set(info.special_ids.values())
     predictions = predictions_of(
@@ -50,11 +51,11 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     return row | _layer_weights(model) | _keep_weights(trial, model), predictions
 
 
-def _member(trial: Trial) -> Member:
-    """Return the model whose probabilities are averaged with those of a trial's, and the examples as it reads them."""
-    settings = TrialSettings.model_validate(trial.settings)
-    inputs, _, _ = _read_inputs(trial, settings, task_inputs, FAMILIES[trial.model["family"]].reads_one_way)
-    return _with_head(trial, inputs.task, settings), inputs.sets
+def _open_labeled(trial: Trial, settings: TrialSettings) -> tuple[TaskModel, TaskInputs, Tokenizer, TokenizerInfo]:
+    """Return the model with a new head, the examples as it reads them, and its tokenizer."""
+    both_orders = FAMILIES[trial.model["family"]].reads_one_way
+    inputs, tokenizer, info = _read_inputs(trial, settings, task_inputs, both_orders)
+    return _with_head(trial, inputs.task, settings), inputs, tokenizer, info
 
 
 def run_spans(trial: Trial) -> tuple[Row, dict[str, Any]]:

@@ -50,8 +50,7 @@ class Family:
 
     @property
     def reads_one_way(self) -> bool:
-        """Whether it reads texts in one direction, which it is trained to predict from without other tokens around
-        them."""
+        """Whether a token attends to the tokens on one side of it only: before it, or after it."""
         return self.causal or self.reads_backward
 
     @property

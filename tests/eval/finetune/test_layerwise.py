@@ -215,8 +215,8 @@ def test_impossible_settings_are_refused_before_anything_runs(settings: dict[str
         (
             {"tasks": ["conll2003"]},
             "gpt2",
-            "average_with=runs/other in eval averages the probabilities of classes or choices, but task conll2003 is "
-            "of kind tagging; remove the task, or set average_with=null",
+            "eval.average_with=runs/other averages the probabilities of classes or choices, but task conll2003 is "
+            "of kind tagging; remove the task, or set eval.average_with=null",
         ),
         ({"tasks": ["heldout-perplexity"]}, "gpt2", "task heldout-perplexity is of kind zero-shot"),
         (
@@ -227,7 +227,7 @@ def test_impossible_settings_are_refused_before_anything_runs(settings: dict[str
         (
             {"tasks": ["bbc-topics"]},
             "transformer",
-            "average_with=runs/other in eval is a model of family transformer, which translates; set another one",
+            "eval.average_with=runs/other is a model of family transformer, which translates; set another one",
         ),
         (
             {"tasks": ["bbc-topics"], "features": {"layers": [9]}},
