@@ -184,6 +184,16 @@ def test_nothing_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     assert "hunter2" not in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    "model", ["family: albert, heads: 2", "family: awd-lstm, heads: null", "family: bilm, heads: null", "family: bert"]
+)
+def test_a_wrong_width_is_one_mistake_whatever_follows_from_it(model: str) -> None:
+    changes = [f"model={{{model}, preset: null, layers: 2, hidden: none, max_positions: 64}}"]
+    with pytest.raises(UserError, match=r"model\.hidden") as refused:
+        load_recipe(ROOT / "recipes" / "demo.yaml", changes)
+    assert ";" not in str(refused.value)
+
+
 def float_keys(section: type[BaseModel], path: str = "") -> list[str]:
     """Return the dotted keys of all numbers that may be fractions; the first item of a list stands for all items."""
     result = []

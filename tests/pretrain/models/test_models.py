@@ -60,9 +60,8 @@ def test_initial_weights_depend_on_seed_and_name_alone(family: str) -> None:
                 assert torch.equal(parameter, deeper.get_parameter(name))
     # Cut at two deviations, a normal distribution has 0.88 of its deviation.
     small = dict.fromkeys(("gpt", "gpt2", "roberta", "xlnet"), 0.02)
-    expected = {**small, "awd-lstm": 0.1 / 3**0.5, "awd-lstm-backward": 0.1 / 3**0.5, "bilm": 16**-0.5}.get(
-        family, 0.0176
-    )
+    uniform = dict.fromkeys(("awd-lstm", "awd-lstm-backward"), 0.1 / 3**0.5)
+    expected = {**small, **uniform, "bilm": 16**-0.5}.get(family, 0.0176)
     assert abs(one.get_parameter("word.weight").std().item() / expected - 1) < 0.06
 
 
