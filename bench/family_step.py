@@ -9,18 +9,15 @@ because those of torch's LSTM cannot be.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import family_step_peers
 import numpy as np
 from family_step_peers import ctc_targets
-from step import measure
+from step import measure, print_profiles, write_report
 from step_peers import Case, num_masked
 
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -117,12 +114,8 @@ def main() -> None:
             f"({row['speed_from_to'][0]:.2f}-{row['speed_from_to'][1]:.2f}) mem {row['memory']:.2f}",
             flush=True,
         )
-        for each, costs in found["profile"].items():
-            print(f"    {each}: " + ", ".join(f"{operation} {share:.0%}" for operation, share in costs))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"platform": platform.platform(), "torch": torch.__version__, "matmul_flops_per_s": rate}
-    report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": results}
-    arguments.json.write_text(json.dumps(report, indent=1))
+        print_profiles(found)
+    write_report(arguments.json, rate, results)
 
 
 if __name__ == "__main__":

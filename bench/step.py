@@ -177,6 +177,22 @@ def row_of(case: Case, found: dict[str, Any], rate: float) -> dict[str, Any]:
     return row
 
 
+def print_profiles(found: dict[str, Any]) -> None:
+    """Print the most expensive operations of each peer, if they were measured."""
+    for name, costs in found["profile"].items():
+        print(f"    {name}: " + ", ".join(f"{operation} {share:.0%}" for operation, share in costs))
+
+
+def write_report(path: Path, rate: float, results: list[dict[str, Any]]) -> None:
+    """Write the results as JSON, with the date, the machine and its rate of matrix products."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"platform": platform.platform(), "torch": torch.__version__, "matmul_flops_per_s": rate}
+    report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": results}
+    path.write_text(json.dumps(report, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=ALL_SHAPES)
@@ -224,12 +240,8 @@ def main() -> None:
             f"{beside}",
             flush=True,
         )
-        for name, costs in found["profile"].items():
-            print(f"    {name}: " + ", ".join(f"{operation} {share:.0%}" for operation, share in costs))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"platform": platform.platform(), "torch": torch.__version__, "matmul_flops_per_s": rate}
-    report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": results}
-    arguments.json.write_text(json.dumps(report, indent=1))
+        print_profiles(found)
+    write_report(arguments.json, rate, results)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,15 @@ torch, threads, AdamW (fused), clipping, dropout and label smoothing. Tokens are
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import translation_step_peers
-from step import measure
+from step import measure, print_profiles, write_report
 from step_peers import Case
 from translation_step_peers import lengths_of_pairs
 
@@ -111,12 +108,8 @@ def main() -> None:
             f"CPU {row['cpu_time']:.2f}x mem {row['memory']:.2f}",
             flush=True,
         )
-        for each, costs in found["profile"].items():
-            print(f"    {each}: " + ", ".join(f"{operation} {share:.0%}" for operation, share in costs))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"platform": platform.platform(), "torch": torch.__version__, "matmul_flops_per_s": rate}
-    report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine, "results": results}
-    arguments.json.write_text(json.dumps(report, indent=1))
+        print_profiles(found)
+    write_report(arguments.json, rate, results)
 
 
 if __name__ == "__main__":
