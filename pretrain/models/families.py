@@ -16,7 +16,7 @@ from multihop.common.errors import UserError
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.family import Family
 
-_SHARED = ("layers", "cpu")
+_SHARED = ("layers", "cpu", "gpu")
 
 
 def family_module(family: str, name: str) -> ModuleType:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor, bfloat16, float16, nn
 from torch.nn import functional as F
 
 from multihop.pretrain.models.config import AttentionConfig, StackConfig, num_relative_distances
@@ -13,11 +13,18 @@ from multihop.pretrain.models.layers.rotary import Rotation, rotate
 from multihop.pretrain.packed_tokens import PackedTokens
 
 Activation = Callable[[Tensor], Tensor]
-gelu: Activation = F.gelu
-"""GELU (Hendrycks and Gimpel 2016)."""
 gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
 """The tanh approximation of GELU."""
 relu: Activation = F.relu
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU (Hendrycks and Gimpel 2016)."""
+    if x.device.type == "cuda" and x.dtype in (bfloat16, float16):
+        from multihop.pretrain.models.gpu.gelu import fused_gelu  # needs Triton
+
+        return fused_gelu(x)
+    return F.gelu(x)
 
 
 class SelfAttention(nn.Module):
@@ -88,23 +95,35 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.up(x)))
 
 
+class DropoutAddNorm(nn.LayerNorm):
+    """Dropout, the residual sum and its layer norm."""
+
+    def forward(self, x: Tensor, residual: Tensor, dropout: Dropout) -> Tensor:  # type: ignore[override]
+        """The norm of residual + dropout(x), of (N, H) each."""
+        if x.device.type == "cuda":
+            from multihop.pretrain.models.gpu.dropout_add_norm import dropout_add_norm  # needs Triton
+
+            rate = dropout.rate if dropout.training else 0.0
+            return dropout_add_norm(x, residual, self.weight, self.bias, self.eps, rate)
+        return super().forward(residual + dropout(x))
+
+
 class PostNormLayer(nn.Module):
     """A post-norm block: the norm follows the residual sum (Vaswani et al. 2017, section 3.1)."""
 
     def __init__(self, config: StackConfig, causal: bool, activation: Activation, eps: float) -> None:
         super().__init__()
         self.attention = SelfAttention(config, causal, max_distance=config.max_distance)
-        self.attention_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.attention_norm = DropoutAddNorm(config.hidden, eps=eps)
         self.feed_forward = FeedForward(config, activation)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden, eps=eps)
+        self.feed_forward_norm = DropoutAddNorm(config.hidden, eps=eps)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sequences: Sequences, token_indices: Tensor | None = None) -> Tensor:
         """x is (N, H); the result is (N, H), or (M, H) for the tokens at `token_indices`."""
-        x = self.attention_norm(
-            select_tokens(x, token_indices) + self.dropout(self.attention(x, sequences, token_indices))
-        )
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        attended = self.attention(x, sequences, token_indices)
+        x = self.attention_norm(attended, select_tokens(x, token_indices), self.dropout)
+        return self.feed_forward_norm(self.feed_forward(x), x, self.dropout)
 
 
 class PreNormLayer(nn.Module):

@@ -101,7 +101,7 @@ def _cross_entropy_(
     With `needs_grad` the logits of the vocabulary are replaced by the gradient, on a GPU with zeros after them.
     """
     if needs_grad and padded.device.type == "cuda":
-        from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_  # needs Triton
+        from multihop.pretrain.models.gpu.softmax_gradient import softmax_gradient_  # needs Triton
 
         return softmax_gradient_(padded, targets, vocab_size, label_smoothing)
     targets = targets[:, None]

@@ -12,6 +12,11 @@ _AMPERE = (8, 0)
 _HEAD_WIDTHS = range(8, 257, 8)
 """The widths of a head that FlashAttention 2 takes without padding."""
 
+_SHORT = 128
+"""The length of the longest sequence up to which `gpu.short_attention` is used, and can be."""
+_SHORT_WIDTHS = (16, 32, 64)
+"""The widths of a head for which it is."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -91,3 +96,8 @@ def is_supported_by_flash(query: Tensor) -> bool:
     """Whether FlashAttention 2 takes queries, (Nq, heads, width), of this dtype and width on their device."""
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     return is_half and query.shape[2] in _HEAD_WIDTHS and torch.cuda.get_device_capability(query.device) >= _AMPERE
+
+
+def is_short(query: Tensor, max_seqlen: int) -> bool:
+    """Whether queries, (N, heads, width), and the keys of their sequences are for `gpu.short_attention`."""
+    return max_seqlen <= _SHORT and query.shape[2] in _SHORT_WIDTHS and is_supported_by_flash(query)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "vocabulary", "padding"), [(5, 61, 3), (33, 128, 0), (2, 7, 57), (9, 20_001, 31)])
 def test_it_is_torchs(rows: int, vocabulary: int, padding: int, dtype: torch.dtype, label_smoothing: float) -> None:
-    from multihop.pretrain.models.layers.softmax_gradient import softmax_gradient_  # needs Triton
+    from multihop.pretrain.models.gpu.softmax_gradient import softmax_gradient_  # needs Triton
 
     generator = torch.Generator().manual_seed(1)
     logits = (8 * torch.randn(rows, vocabulary + padding, generator=generator)).to("cuda", dtype)

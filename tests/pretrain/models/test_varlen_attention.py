@@ -38,11 +38,11 @@ def test_narrow_types_go_to_flash_attention_directly(
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     with FakeTensorMode(), Called() as called:
-        query, key, value = on_gpu(103, 64, dtype)
-        sequences = Sequences(torch.empty(5, dtype=torch.int64, device="cuda"), 64, 103)
+        query, key, value = on_gpu(303, 64, dtype)
+        sequences = Sequences(torch.empty(5, dtype=torch.int64, device="cuda"), 129, 303)
         for _ in range(2):  # two layers
             out = attend(query, key, value, sequences, causal, 0.1)
-    assert out.shape == (103, 4, 64) and out.dtype == dtype
+    assert out.shape == (303, 4, 64) and out.dtype == dtype
     assert called.names.count("aten::_flash_attention_forward") == 2
     assert called.names.count("aten::_to_copy") == 1, "the bounds are made narrow once for all layers"
     assert not [name for name in called.names if "item" in name or "nested" in name]
@@ -52,14 +52,14 @@ def test_narrow_types_go_to_flash_attention_directly(
 def test_windows_are_flash_attentions_own(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     with FakeTensorMode(), Called() as called:
-        for lengths, longest, tokens in ((5, 64, 103), (3, 100, 200)):  # different lengths, and equal ones
+        for lengths, longest, tokens in ((5, 164, 303), (3, 150, 300)):  # different lengths, and equal ones
             query, key, value = on_gpu(tokens, 64, torch.bfloat16)
             sequences = Sequences(torch.empty(lengths, dtype=torch.int64, device="cuda"), longest, tokens)
             assert attend(query, key, value, sequences, causal, 0.0, window=16).shape == (tokens, 4, 64)
-            attend(query, key, value, sequences, causal, 0.0, window=99)  # as long as the text: no window
+            attend(query, key, value, sequences, causal, 0.0, window=163)  # as long as the text: no window
     sides = [(call.get("window_size_left"), call.get("window_size_right")) for call in called.flash]
     assert [side for side in sides if side[0] == 16] == [(16, 0 if causal else 16)] * 2
-    assert not [side for side in sides if side[0] == 99]
+    assert not [side for side in sides if side[0] == 163]
 
 
 def test_targets_attend_to_sources_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
 """The cross-entropy of a softmax and its gradient, in the memory of the logits, on a GPU.
 
-One kernel of Triton reads each row twice and writes it once. The second time most of a row is still in the cache, and
-no fp32 copy of the logits exists, which are much larger than anything else in a step. Triton comes with torch for GPUs,
-so that this file is imported only there.
+One kernel reads each row twice and writes it once. The second time most of a row is still in the cache, and no fp32
+copy of the logits exists, which are much larger than anything else in a step.
 """
 
 import torch
@@ -10,7 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK, _WARPS = 8192, 16
+_BLOCK, _WARPS = 2048, 8
+_GROUP = tl.constexpr(8)
+"""Neighboring logits with a common maximum, all in one thread, so that threads exchange numbers only after the row."""
+_LOWEST = tl.constexpr(-1e30)
+"""Below all logits, and finite: it is subtracted from -inf."""
 
 
 def softmax_gradient_(logits: Tensor, targets: Tensor, vocab_size: int, label_smoothing: float) -> Tensor:
@@ -56,19 +59,22 @@ def _softmax_gradient(  # type: ignore[no-untyped-def]
     number = tl.program_id(0).to(tl.int64)  # with 32 bits the offset of a row would overflow
     row = logits + number * row_stride
     target = tl.load(targets + number)
-    largest, exponentials, total = float("-inf"), 0.0, 0.0
+    groups: tl.constexpr = BLOCK // _GROUP
+    largest, exponentials = tl.full((groups,), _LOWEST, tl.float32), tl.zeros((groups,), tl.float32)
+    totals = tl.zeros((groups,), tl.float32)
     for start in range(0, vocab_size, BLOCK):
-        column = start + tl.arange(0, BLOCK)
+        column = start + tl.arange(0, groups)[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
         x = tl.load(row + column, mask=column < vocab_size, other=float("-inf")).to(tl.float32)
-        larger = tl.maximum(largest, tl.max(x, 0))
-        exponentials = exponentials * tl.exp(largest - larger) + tl.sum(tl.exp(x - larger), 0)
+        larger = tl.maximum(largest, tl.max(x, 1))
+        exponentials = exponentials * tl.exp(largest - larger) + tl.sum(tl.exp(x - larger[:, None]), 1)
         largest = larger
         if IS_SMOOTHED:
-            total += tl.sum(tl.where(column < vocab_size, x, 0.0), 0)
-    log_sum = largest + tl.log(exponentials)
+            totals += tl.sum(tl.where(column < vocab_size, x, 0.0), 1)
+    top = tl.max(largest, 0)
+    log_sum = top + tl.log(tl.sum(exponentials * tl.exp(largest - top), 0))
     loss = log_sum - (1.0 - smoothing) * tl.load(row + target).to(tl.float32)
     if IS_SMOOTHED:
-        loss -= smoothing / vocab_size * total
+        loss -= smoothing / vocab_size * tl.sum(totals, 0)
     tl.store(losses + number, loss)
     tl.debug_barrier()  # all threads have read the target's logit before one of them replaces it
     for start in range(0, columns, BLOCK):

@@ -1,0 +1,1 @@
+"""Kernels of Triton for GPUs. Triton comes with torch for GPUs, so that these files are imported only there."""
