@@ -16,8 +16,8 @@ from multihop.pretrain.optim.schedule import learning_rate
 
 ROOT = Path(__file__).parents[3]
 OURS = {
-    "comet", "continue", "ctc", "demo", "demo-bert", "elmo-mini", "lamb", "reviews", "translation", "ulmfit",
-    "ulmfit-general",
+    "comet", "continue", "ctc", "demo", "demo-bert", "elmo-mini", "lamb", "reviews", "small-budget", "translation",
+    "ulmfit", "ulmfit-general",
 }  # fmt: skip
 
 
