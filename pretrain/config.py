@@ -169,8 +169,8 @@ class EngineConfig(Section):
     """With phases[].global_batch_tokens, instead of `micro_batch_size`: maximum tokens of each side in a rank's forward
     pass; null: the rank's whole share."""
     activation_checkpointing: Annotated[Literal["none", "selective", "full"], SPEED | MEMORY] = "none"
-    """What is recomputed in the backward pass. selective: all but the results of matrix products and attention
-    (Korthikanti et al. 2022); full: all but the input of each layer (Chen et al. 2016)."""
+    """What is recomputed in the backward pass. selective: all but the results of matrix products and of attention
+    without dropout (Korthikanti et al. 2022); full: all but the input of each layer (Chen et al. 2016)."""
     compile: Annotated[bool, SPEED | MEMORY] = False
     """Compile each layer with torch.compile."""
     deterministic: Annotated[bool, SPEED | MEMORY] = False

@@ -3,7 +3,7 @@
 for each epoch of the linear start, then for each epoch with softmax:
     for each batch of 32 questions, in a new order:
         one step of SGD on the sum of the cross-entropies, gradients of a norm above 40 scaled to 40
-take the network with the fewest wrong validation answers (the authors: with the lowest training error)
+take the network with the fewest wrong answers to the training questions
 """
 
 import math
@@ -44,9 +44,9 @@ class TrainingSettings:
     time_noise: float = 0.1
     """Share of empty memories that is inserted in training, so that times are not learned by heart (section 4.1)."""
     validation: float = 0.1
-    """Share of the training questions that chooses the network."""
+    """Share of the training questions that is held out."""
     restarts: int = 10
-    """Number of networks with different initial weights."""
+    """Number of networks with different initial weights, of which the training error chooses one (section 4.2)."""
 
     @property
     def times(self) -> int:
@@ -69,11 +69,13 @@ class Trained:
 
     model: MemoryNetworks
     validation: NDArray[np.int64]
-    """(Q,), the questions that chose the network."""
+    """(Q,), the questions that were held out."""
     wrong: NDArray[np.bool_]
     """(R, Q), whether each network's answer to each of these is wrong."""
+    training_error: NDArray[np.float64]
+    """(R,), share of each network's wrong answers to the questions that it was trained on."""
     chosen: int
-    """The network with the fewest wrong validation answers; of equal ones that with the lowest validation loss."""
+    """The network with the lowest training error; of equal ones that with the lowest training loss."""
 
 
 def train_networks(
@@ -114,8 +116,10 @@ def train_networks(
             times = noisy_times(stories.sizes[batch], settings.memory_size, settings.time_noise, rng)
             _step(model, stories, batch, times, lr, settings.max_grad_norm, linear)
         progress(epoch + 1, epochs)
-    wrong, losses = answer(model, stories, validation)
-    return Trained(model, validation, wrong, int(np.lexsort([losses.sum(1), wrong.sum(1)])[0]))
+    wrong, _ = answer(model, stories, validation)
+    wrong_in_training, losses = answer(model, stories, training)
+    errors = wrong_in_training.mean(1)
+    return Trained(model, validation, wrong, errors, int(np.lexsort([losses.sum(1), errors])[0]))
 
 
 def noisy_times(sizes: NDArray[np.int64], memories: int, noise: float, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -33,6 +33,7 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
             row["name"],
             f"{100 * row['error']:.1f}",
             f"{published[row['task']]:.1f}" if is_published else "",
+            f"{100 * row['training_error']:.1f}",
             f"{100 * row['validation_error']:.1f}",
             ", ".join(f"{100 * each:.1f}" for each in sorted(row["errors_of_restarts"])),
         ]
@@ -46,6 +47,7 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
                 "",
                 f"{100 * mean(row['error'] for row in rows):.1f}",
                 f"{mean(published.values()):.1f}",
+                f"{100 * mean(row['training_error'] for row in rows):.1f}",
                 f"{100 * mean(row['validation_error'] for row in rows):.1f}",
                 ", ".join(f"{100 * each:.1f}" for each in sorted(of_restarts)),
             ]

@@ -19,7 +19,10 @@ _SAVED = {
     _aten._flash_attention_forward.default,
     _aten._efficient_attention_forward.default,
 }
-"""Operations whose outputs selective checkpointing saves: projections and fused attention."""
+"""Operations whose outputs selective checkpointing saves: projections and fused attention, this only without dropout.
+
+What is saved is not called again, and would not draw its random numbers again: all later masks of dropout in the layer
+would be others than in the forward pass."""
 
 
 def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> None:
@@ -27,8 +30,8 @@ def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> 
 
     Args:
         kind: "full" saves only each layer's input (Chen et al. 2016). "selective" also saves the outputs of matrix
-            products and attention, and recomputes the rest, which is cheap to compute and large to save (Korthikanti et
-            al. 2022, section 5).
+            products and of attention without dropout, and recomputes the rest, which is cheap to compute and large to
+            save (Korthikanti et al. 2022, section 5). Attention of short sequences on a GPU is recomputed as well.
     """
     checkpointed: Any = partial(checkpoint, use_reentrant=False)
     if kind == "selective":
@@ -37,5 +40,14 @@ def checkpoint_activations(model: Model, kind: Literal["selective", "full"]) -> 
         layer.forward = partial(checkpointed, layer.forward)
 
 
-def _save_products(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+def _save_products(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    if operation not in _SAVED or _dropout_of(operation, arguments, keywords) > 0:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE
+
+
+def _dropout_of(operation: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> float:
+    """The dropout rate of a call of an operation; 0 if it has none."""
+    parameters = [each.name for each in operation._schema.arguments]
+    rate: float = {**dict(zip(parameters, arguments, strict=False)), **keywords}.get("dropout_p", 0.0)
+    return rate

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.keep_mask import draw_seed, dropout_arguments, is_kept
 
@@ -22,7 +23,7 @@ def dropout_add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, 
     """The layer norm of residual + dropout(x).
 
     Args:
-        x, residual: (N, H), of one dtype; what is between is computed in fp32.
+        x, residual: (N, H), of one dtype. Their sum is rounded to it; all else is computed in fp32.
         weight, bias: (H,).
         dropout: the dropout rate. The mask is drawn from torch's generator of the device.
 
@@ -51,12 +52,13 @@ class _DropoutAddNorm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, mean, rstd, seed = ctx.saved_tensors
         rows, width = total.shape
         grad_residual = torch.empty_like(total)
         grad_x = torch.empty_like(total) if ctx.dropout > 0 else grad_residual
-        programs = _programs(total.device)
+        programs = max(1, min(rows, _programs(total.device)))
         sums = torch.empty(2, programs, width, dtype=torch.float32, device=total.device)
         inputs = gradients[0].contiguous(), total, weight, mean, rstd
         _backward[programs,](*inputs, grad_x, grad_residual, sums, seed, rows, **_options(width, ctx.dropout))

@@ -1,8 +1,8 @@
 """GELU in one kernel that is limited by memory, on a GPU.
 
 The error function of CUDA's library makes GELU and its gradient limited by arithmetic. Here it is a polynomial and one
-exponential (Abramowitz and Stegun 1964, 7.1.26), with an error of at most 1.5e-7, which is far below what bf16 and fp16
-can represent. The gradient needs no second exponential.
+exponential (Abramowitz and Stegun 1964, 7.1.26), with an error of at most 1.5e-7. The relative error of GELU is at most
+6e-4 over all numbers of fp16, half of which its rounding has too. The gradient needs no second exponential.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _BLOCK, _WARPS = 4096, 8
 
@@ -32,6 +33,7 @@ class _Gelu(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         gradient = torch.empty_like(x)

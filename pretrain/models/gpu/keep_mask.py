@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def draw_seed(rate: float, device: torch.device) -> Tensor:
-    """int64 (1,): a seed from torch's generator of the device; 0, and nothing is drawn, without dropout."""
-    seed = torch.zeros(1, dtype=torch.int64, device=device)
-    return seed.random_() if rate > 0 else seed
+    """int64 (1,): a seed from torch's generator of the device; without dropout no seed is drawn, nor is it read."""
+    if rate == 0:
+        return torch.empty(1, dtype=torch.int64, device=device)
+    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
 
 
 def dropout_arguments(rate: float) -> tuple[int, float]:
@@ -22,8 +23,10 @@ def dropout_arguments(rate: float) -> tuple[int, float]:
 def is_kept(seed, threshold, rows, columns):  # type: ignore[no-untyped-def]
     """Whether each element of a row is kept, for int32 `rows` and `columns` of shapes that broadcast.
 
-    A row starts at a number from Philox, keyed by `seed`, and its elements are those of SplitMix from there: a Weyl
-    sequence through MurmurHash3's finalizer. Philox for each element would take longer than all else in a kernel.
+    A row starts at a number from Philox, keyed by `seed`, and goes on as in SplitMix (Steele et al. 2014), in 32 bits:
+    a Weyl sequence through MurmurHash3's finalizer. Philox for each element would take longer than all else in a
+    kernel. Of a billion pairs of rows, a few hundred start so close to each other that one's mask is the other's,
+    shifted.
     """
     x = tl.randint(tl.load(seed), rows).to(tl.uint32, bitcast=True) + columns.to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x85EBCA6B

@@ -1,9 +1,10 @@
 """Attention of packed sequences of at most 128 tokens, on a GPU.
 
-All scores of a sequence and head fit into one tile of registers, so that a program computes a sequence and head at
-once, its gradients too: nothing is added up across programs, and nothing is stored between the passes but their inputs.
+The keys and values of a sequence and head, and the scores of 32 or 64 queries, fit on the chip, so that one program
+computes a sequence and head, its gradients too: nothing is added up across programs, and nothing is stored between the
+passes but their inputs.
 FlashAttention 2 splits its backward pass over blocks of keys and adds up the queries' gradients in fp32 memory, which
-long sequences need. NVIDIA's kernels for BERT in MLPerf Training 0.7 did the same.
+long sequences need.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.keep_mask import draw_seed, dropout_arguments, is_kept
 
@@ -60,6 +62,7 @@ class _ShortAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, cu_seqlens, seed = ctx.saved_tensors
         grad_query, grad_key, grad_value = (torch.empty_like(part) for part in (query, key, value))

@@ -11,7 +11,8 @@ from torch import Tensor
 
 _BLOCK, _WARPS = 2048, 8
 _GROUP = tl.constexpr(8)
-"""Neighboring logits with a common maximum, all in one thread, so that threads exchange numbers only after the row."""
+"""Neighboring logits with a common maximum, in bf16 and fp16 all in one thread, so that threads exchange numbers only
+after the row."""
 _LOWEST = tl.constexpr(-1e30)
 """Below all logits, and finite: it is subtracted from -inf."""
 

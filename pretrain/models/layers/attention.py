@@ -10,7 +10,12 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.cpu.blocked_attention import blocked_attention
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
-from multihop.pretrain.models.layers.varlen_attention import Bounds, is_short, is_supported_by_flash, varlen_attention
+from multihop.pretrain.models.layers.varlen_attention import (
+    Bounds,
+    is_supported_by_flash,
+    is_supported_by_short_attention,
+    varlen_attention,
+)
 from multihop.pretrain.packed_tokens import PackedTokens
 
 _MAX_PADDING_RATIO = 1 / 8
@@ -129,7 +134,7 @@ def attend(
         if sequences.cache.is_decoding:
             return sequences.cache.attend(query, relative)
     if query.device.type == "cuda" and relative is None:
-        if window is None and is_short(query, sequences.max_seqlen):
+        if window is None and is_supported_by_short_attention(query, sequences.max_seqlen):
             from multihop.pretrain.models.gpu.short_attention import short_attention  # needs Triton
 
             return short_attention(query, key, value, sequences.bounds.int32, sequences.max_seqlen, causal, dropout)

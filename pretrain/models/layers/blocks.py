@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from multihop.pretrain.models.config import AttentionConfig, StackConfig, num_relative_distances
 from multihop.pretrain.models.cpu.dropout import Dropout
+from multihop.pretrain.models.gpu import can_run
 from multihop.pretrain.models.layers.attention import Sequences, attend
 from multihop.pretrain.models.layers.rotary import Rotation, rotate
 from multihop.pretrain.packed_tokens import PackedTokens
@@ -20,7 +21,7 @@ relu: Activation = F.relu
 
 def gelu(x: Tensor) -> Tensor:
     """GELU (Hendrycks and Gimpel 2016)."""
-    if x.device.type == "cuda" and x.dtype in (bfloat16, float16):
+    if x.dtype in (bfloat16, float16) and can_run(x):
         from multihop.pretrain.models.gpu.gelu import fused_gelu  # needs Triton
 
         return fused_gelu(x)
@@ -96,11 +97,11 @@ class FeedForward(nn.Module):
 
 
 class DropoutAddNorm(nn.LayerNorm):
-    """Dropout, the residual sum and its layer norm."""
+    """The layer norm of the sum of a residual and an input after dropout."""
 
     def forward(self, x: Tensor, residual: Tensor, dropout: Dropout) -> Tensor:  # type: ignore[override]
         """The norm of residual + dropout(x), of (N, H) each."""
-        if x.device.type == "cuda":
+        if can_run(x):
             from multihop.pretrain.models.gpu.dropout_add_norm import dropout_add_norm  # needs Triton
 
             rate = dropout.rate if dropout.training else 0.0

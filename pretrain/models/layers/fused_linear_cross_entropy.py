@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from multihop.pretrain.models.gpu import can_run
+
 _CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**28}
 """Elements of a chunk of logits: 128 MiB and 1 GiB of fp32. Each chunk adds to the whole gradient of the weight, so
 smaller chunks are slower: on CPU 2**23 by a tenth. On a GPU that sum would take a quarter of the products' time at
@@ -100,7 +102,7 @@ def _cross_entropy_(
 
     With `needs_grad` the logits of the vocabulary are replaced by the gradient, on a GPU with zeros after them.
     """
-    if needs_grad and padded.device.type == "cuda":
+    if needs_grad and can_run(padded):
         from multihop.pretrain.models.gpu.softmax_gradient import softmax_gradient_  # needs Triton
 
         return softmax_gradient_(padded, targets, vocab_size, label_smoothing)

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from multihop.pretrain.models.gpu import can_run
+
 _AMPERE = (8, 0)
 """The lowest compute capability that FlashAttention 2 supports."""
 _HEAD_WIDTHS = range(8, 257, 8)
 """The widths of a head that FlashAttention 2 takes without padding."""
 
-_SHORT = 128
-"""The length of the longest sequence up to which `gpu.short_attention` is used, and can be."""
+_MAX_SHORT_LENGTH = 128
+"""The longest sequence that `gpu.short_attention` takes, in tokens."""
 _SHORT_WIDTHS = (16, 32, 64)
-"""The widths of a head for which it is."""
+"""The head widths that it takes."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def is_supported_by_flash(query: Tensor) -> bool:
     return is_half and query.shape[2] in _HEAD_WIDTHS and torch.cuda.get_device_capability(query.device) >= _AMPERE
 
 
-def is_short(query: Tensor, max_seqlen: int) -> bool:
-    """Whether queries, (N, heads, width), and the keys of their sequences are for `gpu.short_attention`."""
-    return max_seqlen <= _SHORT and query.shape[2] in _SHORT_WIDTHS and is_supported_by_flash(query)
+def is_supported_by_short_attention(query: Tensor, max_seqlen: int) -> bool:
+    """Whether `gpu.short_attention` takes queries, (N, heads, width), of sequences of up to `max_seqlen` tokens."""
+    fits = max_seqlen <= _MAX_SHORT_LENGTH and query.shape[2] in _SHORT_WIDTHS
+    return fits and can_run(query) and is_supported_by_flash(query)

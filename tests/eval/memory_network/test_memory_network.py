@@ -195,20 +195,22 @@ def test_noisy_times_ascend_from_the_newest_with_a_tenth_of_gaps(sizes: list[int
     assert (noisy_times(np.array(sizes), 50, 0.0, np.random.default_rng(seed)) == np.arange(50)).all()
 
 
-def test_networks_learn_and_the_best_by_validation_is_chosen(tmp_path: Path) -> None:
+def test_networks_learn_and_the_best_in_training_is_chosen(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "en", 200)
     questions, _ = read_questions(task_files(folder, 1)[0], 1)
     words = vocabulary(questions)
     stories = encode_stories(questions, words, 50)
     few = TrainingSettings(restarts=4, hops=1, epochs=25, linear_epochs=5)
     trained = train_networks(stories, len(words) + 1, few, 1)
-    errors = trained.wrong.mean(1)
-    assert errors[trained.chosen] == errors.min() <= 0.1
+    assert trained.training_error[trained.chosen] == trained.training_error.min() <= 0.1
+    assert trained.wrong[trained.chosen].mean() <= 0.1
     wrong, losses = answer(trained.model, stories, np.arange(len(stories)))
     assert wrong[trained.chosen].mean() < 0.1
     assert losses.shape == (4, 200)
     again = train_networks(stories, len(words) + 1, few, 1)
     assert (again.wrong == trained.wrong).all()
+    in_training = np.setdiff1d(np.arange(len(stories)), trained.validation)
+    assert (answer(trained.model, stories, in_training)[0].mean(1) == trained.training_error).all()
 
 
 def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path) -> None:

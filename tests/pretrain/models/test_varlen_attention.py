@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC2701
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
 
+from multihop.pretrain.engine.activation_checkpointing import checkpoint_activations
 from multihop.pretrain.models.layers.attention import Sequences, attend
 from multihop.pretrain.models.layers.cross_attention import Pairs, cross_attend
 
@@ -25,6 +27,31 @@ class Called(TorchDispatchMode):
         if operation.name() == "aten::_flash_attention_forward":
             self.flash.append(kwargs)
         return operation(*args, **(kwargs or {}))
+
+
+class FlashLayer(nn.Module):
+    """FlashAttention of two sequences, and an operation that is recomputed."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bounds = torch.empty(3, dtype=torch.int32, device="meta")
+        given = (x, x, x, bounds, bounds, 64, 64, self.dropout, False, False)
+        return torch.ops.aten._flash_attention_forward(*given)[0].sin()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_that_draws_random_numbers_is_recomputed(dropout: float) -> None:
+    """A saved result would leave the generator behind, and the masks of dropout after it would be others."""
+    model: Any = nn.Module()
+    model.layers = nn.ModuleList([FlashLayer(dropout)])
+    checkpoint_activations(model, "selective")
+    x = torch.empty(100, 2, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    with Called() as called:
+        model.layers[0](1 * x).sum().backward()
+    assert called.names.count("aten::_flash_attention_forward") == (2 if dropout else 1)
 
 
 def on_gpu(tokens: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
