@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip
 INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 # In two processes: much of the time of many tests is waiting for Ray and for processes that start.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --durations 20 --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 VADER := vaderSentiment==3.3.2
 
 # One pip at a time.
