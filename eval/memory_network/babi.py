@@ -21,7 +21,7 @@ from multihop.eval.memory_network.training import Trained, TrainingSettings, ans
 from multihop.eval.tasks.babi import TASKS, Question, read_questions, task_files
 
 RESULTS = "results.jsonl"
-_KEY_VERSION = 3
+_KEY_VERSION = 4
 """Changes with the training or the row, so that older rows are not used."""
 _MAX_STATEMENTS = 12
 """Maximum number of statements in the recorded example."""
@@ -125,7 +125,7 @@ def _train_and_test(
     seconds = time.perf_counter() - began
     tested = stories.rows(is_test)
     wrong, _ = answer(trained.model, tested, np.arange(len(tested)))
-    validated = stories.tasks[~is_test][trained.validation]
+    validated, trained_on = (stories.tasks[~is_test][each] for each in (trained.validation, trained.training))
     names = {number: word for word, number in words.items()}
     rows = []
     for task in group:
@@ -138,7 +138,7 @@ def _train_and_test(
                 "stories_without_question": task.unused,
                 "error": float(wrong[trained.chosen, own].mean()),
                 "validation_error": float(trained.wrong[trained.chosen, validated == task.task].mean()),
-                "training_error": float(trained.training_error[trained.chosen]),
+                "training_error": float(trained.wrong_in_training[trained.chosen, trained_on == task.task].mean()),
                 "errors_of_restarts": wrong[:, own].mean(1).tolist(),
                 "seconds": seconds,
                 "example": _example(trained, tested, test, wrong[trained.chosen], own, names),

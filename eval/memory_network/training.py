@@ -72,8 +72,10 @@ class Trained:
     """(Q,), the questions that were held out."""
     wrong: NDArray[np.bool_]
     """(R, Q), whether each network's answer to each of these is wrong."""
-    training_error: NDArray[np.float64]
-    """(R,), share of each network's wrong answers to the questions that it was trained on."""
+    training: NDArray[np.int64]
+    """(T,), the questions that the networks were trained on."""
+    wrong_in_training: NDArray[np.bool_]
+    """(R, T), whether each network's answer to each of these is wrong."""
     chosen: int
     """The network with the lowest training error; of equal ones that with the lowest training loss."""
 
@@ -118,8 +120,8 @@ def train_networks(
         progress(epoch + 1, epochs)
     wrong, _ = answer(model, stories, validation)
     wrong_in_training, losses = answer(model, stories, training)
-    errors = wrong_in_training.mean(1)
-    return Trained(model, validation, wrong, errors, int(np.lexsort([losses.sum(1), errors])[0]))
+    chosen = int(np.lexsort([losses.sum(1), wrong_in_training.sum(1)])[0])
+    return Trained(model, validation, wrong, training, wrong_in_training, chosen)
 
 
 def noisy_times(sizes: NDArray[np.int64], memories: int, noise: float, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -25,8 +25,7 @@ def is_kept(seed, threshold, rows, columns):  # type: ignore[no-untyped-def]
 
     A row starts at a number from Philox, keyed by `seed`, and goes on as in SplitMix (Steele et al. 2014), in 32 bits:
     a Weyl sequence through MurmurHash3's finalizer. Philox for each element would take longer than all else in a
-    kernel. Of a billion pairs of rows, a few hundred start so close to each other that one's mask is the other's,
-    shifted.
+    kernel. Two rows of 1,024 columns overlap, one's mask being the other's shifted, with a probability of 5e-7.
     """
     x = tl.randint(tl.load(seed), rows).to(tl.uint32, bitcast=True) + columns.to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x85EBCA6B
