@@ -162,12 +162,14 @@ def _samples(builder: BatchBuilder, step: int, data_folder: Path, rank: dict[str
         if "is_swapped" in seen:
             fields["is_swapped"] = bool(seen["is_swapped"][0])
         input_ids = seen["packed"].input_ids
+        of_sample = ~seen["is_memory"] if "is_memory" in seen else np.ones(len(input_ids), bool)
         original, predicted = input_ids.copy(), np.zeros(len(input_ids), bool)
         if "masked_positions" in seen:
             original[seen["masked_positions"]] = seen["labels"]
             predicted[seen["masked_positions"]] = True
         if "factorization_order" in seen:  # what predicts a token does not see it
             input_ids = np.where(predicted, manifest.tokenizer.special_ids["mask"], input_ids)
+        original, input_ids, predicted = (each[of_sample] for each in (original, input_ids, predicted))
         tokens = [to_text(i) for i in original.tolist()]
         inputs = [
             _with_blank_of(token, to_text(i)) if masked else token

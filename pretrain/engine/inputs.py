@@ -12,7 +12,7 @@ from multihop.pretrain.packed_tokens import PackedTokens
 
 
 def to_device(inputs: Mapping[str, ModelInput], device: torch.device) -> dict[str, Any]:
-    """The keyword arguments of a model's forward: arrays become int64 tensors on the device, numbers stay numbers."""
+    """The keyword arguments of a model's forward: arrays become tensors on the device, numbers stay numbers."""
     return {name: _value_to_device(value, device) for name, value in inputs.items()}
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from multihop.pretrain.packed_tokens import PackedTokens
 
-ModelInput = PackedTokens[NDArray[np.int64]] | NDArray[np.int64] | float | int
+ModelInput = PackedTokens[NDArray[np.int64]] | NDArray[np.int64] | NDArray[np.bool_] | float | int
 
 
 @dataclass(frozen=True)
@@ -22,4 +22,4 @@ class Batch:
     counts: dict[str, int]
     """The number of terms in each sum that the model returns; the sum over all ranks is the divisor of its mean."""
     tokens: int
-    """Number of input tokens."""
+    """Number of input tokens, without those of memories."""

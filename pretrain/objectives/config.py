@@ -41,10 +41,12 @@ OBJECTIVES = {
     "mlm+sop": ObjectiveNeeds("mlm", _MASKED, _MASKING),
     "mlm": ObjectiveNeeds("mlm", _MASKED, _MASKING | {"isolate_documents"}),
     "plm": ObjectiveNeeds(
-        "plm", _MASKED, frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents"})
+        "plm",
+        _MASKED,
+        frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents", "memory_tokens"}),
     ),
     "clm": ObjectiveNeeds("clm", _CAUSAL, frozenset({"isolate_documents"})),
-    "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset()),
+    "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset({"memory_tokens"})),
     "translation": ObjectiveNeeds(
         "translation",
         _PAIRS,
@@ -94,6 +96,10 @@ class ObjectiveConfig(Section):
     each epoch."""
     isolate_documents: Annotated[bool, ORDER | MEMORY] = False
     """mlm, plm, clm: tokens attend only to tokens of the same document. Short documents still share a sample."""
+    memory_tokens: Annotated[int, ORDER | MEMORY] = Field(default=0, ge=0)
+    """plm, bilm: number of the document's tokens before a sample that the model reads first, without a gradient. Under
+    plm, the sample's tokens attend to them (Yang et al. 2019, section 2.4; 384 in the published command). Under bilm,
+    the forward model's state is carried from them, and the backward model's from as many tokens after the sample."""
     label_smoothing: Annotated[float, UPDATES] = Field(default=0.1, ge=0.0, lt=1.0)
     """translation: share of the target distribution that is spread evenly over the vocabulary (Szegedy et al. 2016,
     section 7; 0.1 in Vaswani et al. 2017). Held-out losses are measured without it."""

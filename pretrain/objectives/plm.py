@@ -4,6 +4,8 @@ Samples are those of masked language modeling on full sentences, with the specia
 [CLS]`. Each document is a segment of its own, and [CLS] another one.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,7 @@ from multihop.common.counter_rng import UInt64, random_bits
 from multihop.data_prep.dataset.shards import Documents
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.objectives import mlm
-from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.objectives.masking import choose_spans, prediction_budgets
 from multihop.pretrain.objectives.mlm import DOCUMENT_COLUMNS as DOCUMENT_COLUMNS
@@ -48,7 +50,8 @@ def collate(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """The inputs of both streams for some samples, `d1 [SEP] d2 [SEP] [CLS]` each.
+    """The inputs of both streams for some samples, `d1 [SEP] d2 [SEP] [CLS]` each, after the `memory_tokens` tokens
+    that precede it in d1.
 
     Isolated documents are separate sequences: `d1 [SEP] [CLS]`, `d2 [SEP] [CLS]`. As in the published code, predicted
     and special tokens have places in the order, and all others are seen by all tokens.
@@ -87,17 +90,43 @@ def collate(
         input_ids, cu_seqlens, positions_in(cu_samples), sequence_keys, objective, sorted(special.values())
     )
     labels = input_ids[predicted]
-    return Batch(
-        inputs={
-            "packed": pack(input_ids, cu_seqlens, types),
-            "masked_positions": predicted,
-            "labels": labels,
-            "factorization_order": order,
-        },
-        targets=labels,
-        counts={"plm": len(labels)},
-        tokens=len(input_ids),
-    )
+    inputs = {
+        "packed": pack(input_ids, cu_seqlens, types),
+        "masked_positions": predicted,
+        "labels": labels,
+        "factorization_order": order,
+    }
+    if objective.memory_tokens:
+        memories = [
+            documents.tokens(document)[max(0, start - objective.memory_tokens) : start]
+            for document, start in rows[:, :2].tolist()
+        ]
+        inputs |= _after_memories(memories, cu_samples, input_ids, types, cu_seqlens, predicted, order)
+    return Batch(inputs, targets=labels, counts={"plm": len(labels)}, tokens=len(input_ids))
+
+
+def _after_memories(
+    memories: list[NDArray[Any]],
+    cu_samples: NDArray[np.int64],
+    input_ids: NDArray[np.int64],
+    types: NDArray[np.int64],
+    cu_seqlens: NDArray[np.int64],
+    predicted: NDArray[np.int64],
+    order: NDArray[np.int64],
+) -> dict[str, ModelInput]:
+    """The inputs that change when each sample's memory is put before its first sequence, whose segment it shares."""
+    cu_memories = cumulative_lengths([len(each) for each in memories])
+    at = np.repeat(cu_samples[:-1], np.diff(cu_memories))
+    is_memory = np.insert(np.zeros(len(input_ids), bool), at, True)
+    ids = np.insert(input_ids, at, np.concatenate(memories))
+    # A sequence that begins a sample begins before the sample's memory, and a token after it.
+    bounds = cu_seqlens + cu_memories[np.searchsorted(cu_samples[:-1], cu_seqlens, side="left")]
+    return {
+        "packed": pack(ids, bounds, np.insert(types, at, 0)),
+        "masked_positions": predicted + cu_memories[np.searchsorted(cu_samples[:-1], predicted, side="right")],
+        "factorization_order": np.insert(order, at, -1),
+        "is_memory": is_memory,
+    }
 
 
 def _permute(

@@ -82,15 +82,16 @@ class BilmLayer(nn.Module):
         self.has_skip_connection = has_skip_connection
         self.directions = nn.ModuleList(ProjectedLstm(config, reverse) for reverse in (False, True))
 
-    def forward(self, x: Tensor, steps: TimeSteps) -> Tensor:
-        """x and the result are (N, 2 * P), packed: the states of the forward model, then those of the backward one."""
-        return self.run(x, steps, [None, None])[0]
+    def forward(self, x: Tensor, steps: TimeSteps, states: list[State] | None = None) -> Tensor:
+        """x and the result are (N, 2 * P), packed: the states of the forward model, then those of the backward one.
+
+        Args:
+            states: those before each sequence, of each direction; None: zeros.
+        """
+        return self.run(x, steps, [None, None] if states is None else states)[0]
 
     def run(self, x: Tensor, steps: TimeSteps, states: list[State] | list[None]) -> tuple[Tensor, list[State]]:
-        """The same from the states before each sequence, of each direction; returns the states after it too.
-
-        The rows of the states are the sequences in their order.
-        """
+        """The same, and the states after each sequence. The rows of states are the sequences in their order."""
         outputs, last = [], []
         for direction, half, state in zip(self.directions, x.chunk(2, 1), states, strict=True):
             initial = None if state is None else _reordered(state, steps.sorted_indices)

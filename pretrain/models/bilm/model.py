@@ -4,7 +4,7 @@ TagLM (Peters et al. 2017) uses the states of its last layer, ELMo (Peters et al
 code, bilm-tf.
 """
 
-from torch import Generator, Tensor, cat, nn, zeros
+from torch import Generator, Tensor, cat, nn, no_grad, zeros
 from torch.nn import functional as F
 
 from multihop.common.errors import UserError
@@ -59,15 +59,20 @@ class Bilm(Model):
         sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        states: list[list[State]] | None = None,
     ) -> Tensor:
         """The last layer's states (N, H), or (M, H), of packed sequences: the forward model's, then the backward
-        model's; see `Model.encode`. The state is zero at the beginning of each sequence, for the backward model at its
-        end."""
+        model's; see `Model.encode`.
+
+        Args:
+            states: for each layer those of its two directions before each sequence, for the backward model after it;
+                None: zeros.
+        """
         assert packed.token_type_ids is None, "a biLM has no token types"
         assert cache is None, "a biLM does not generate"
         x, steps = self._embed(packed, sparse_lookup_grad), time_steps_of(Sequences.of(packed))
-        for layer in self.layers:
-            x = layer(self.dropout(x), steps)
+        for number, layer in enumerate(self.layers):
+            x = layer(self.dropout(x), steps, None if states is None else states[number])
         return select_tokens(x, token_indices)
 
     def read(
@@ -108,15 +113,38 @@ class Bilm(Model):
             raise UserError("a biLM that reads characters has no output matrix, and predicts no words")
         return F.linear(hidden.chunk(2, 1)[0], self.word.weight, self.word_bias)
 
-    def forward(self, packed: PackedTokens[Tensor], next_positions: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self,
+        packed: PackedTokens[Tensor],
+        next_positions: Tensor,
+        context: PackedTokens[Tensor] | None = None,
+        preceding: Tensor | None = None,
+        following: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """Sum of the cross-entropies in nats of both directions.
 
         Args:
             next_positions: int64 (M,), the positions of tokens that have a next one in their sequence: the forward
                 model predicts that from it, and the backward model it from that.
+            context: texts around the sequences, which are read first, without a gradient and dropout.
+            preceding: int64 (S,), the text of `context` before each sequence, from 1; 0: none.
+            following: the same of those after each sequence.
         """
-        forward_states, backward_states = self.dropout(self.encode(packed, sparse_lookup_grad=True)).chunk(2, 1)
+        states = None
+        if context is not None:
+            assert preceding is not None and following is not None
+            with no_grad():
+                after = self.read(context)[1]
+            states = [[_carried(there, preceding), _carried(back, following)] for there, back in after]
+        hidden = self.encode(packed, sparse_lookup_grad=True, states=states)
+        forward_states, backward_states = self.dropout(hidden).chunk(2, 1)
         after = next_positions + 1
         hidden = cat([forward_states.index_select(0, next_positions), backward_states.index_select(0, after)])
         labels = cat([packed.input_ids.index_select(0, after), packed.input_ids.index_select(0, next_positions)])
         return {"bilm": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, labels)}
+
+
+def _carried(state: State, rows: Tensor) -> State:
+    """The states at `rows`, from 1; zeros at 0."""
+    r, c = (F.pad(each, (0, 0, 1, 0)).index_select(0, rows) for each in state)
+    return r, c

@@ -19,6 +19,8 @@ from multihop.pretrain.models.xlnet.config import XlnetConfig
 from multihop.pretrain.packed_tokens import PackedTokens
 
 EPS = 1e-12
+_MEMORY = -2
+"""The place of memories in the factorization order, before the tokens at -1, which all tokens but memories see."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,24 @@ class Layout:
     """The length of the longest sequence."""
 
 
-def layout_of(packed: PackedTokens[Tensor], order: Tensor | None = None, predicted: Tensor | None = None) -> Layout:
+def layout_of(
+    packed: PackedTokens[Tensor],
+    order: Tensor | None = None,
+    predicted: Tensor | None = None,
+    is_memory: Tensor | None = None,
+) -> Layout:
     """The layout of packed sequences.
 
     Args:
         order: int64 (N,), each token's place in the factorization order of its sequence, -1 for those that all tokens
             see; None: all tokens see all.
         predicted: int64 (M,), M > 0, the tokens of the query stream; None: there is none.
+        is_memory: bool (N,), true at tokens that all tokens see, and that see those alone at which it is true; None:
+            there are none.
     """
+    if is_memory is not None:
+        assert order is not None
+        order = order.masked_fill(is_memory, _MEMORY)
     sequences = Sequences.of(packed)
     keys = [
         PaddedBatch(bucket.indices, None if bucket.mask is None else bucket.mask[:, 0, 0])
@@ -107,7 +119,7 @@ def _visible(keys: PaddedBatch, queries: Tensor, order: Tensor | None, sees_itse
         return real
     of_key, of_query = order[keys.indices][:, None], order[queries][:, :, None]
     is_itself = keys.indices[:, None] == queries[:, :, None]
-    before = (of_key < of_query) | (of_key < 0)
+    before = of_key < torch.where(of_query < 0, of_query + 1, of_query)  # equal negative places see each other
     visible = (before | is_itself if sees_itself else before & ~is_itself)[:, None]
     return visible if real is None else visible & real
 

@@ -1,6 +1,6 @@
 """XLNet (Yang et al. 2019), after its published code and transformers."""
 
-from torch import Generator, Tensor, arange, full, nn, zeros
+from torch import Generator, Tensor, arange, full, nn, where, zeros
 from torch.nn import functional as F
 
 from multihop.pretrain.models.cpu.dropout import Dropout
@@ -18,7 +18,8 @@ class Xlnet(Model):
     """The encoder, its query stream, and the output layer.
 
     Where a factorization order is an argument, it is int64 (N,): each token's place in the order of its sequence, which
-    sees the tokens before it, or -1 for tokens that all tokens see. Sequences have no memory of earlier ones.
+    sees the tokens before it, or -1 for tokens that all tokens see. `is_memory`, bool (N,), is true at the first tokens
+    of a sequence that are its memory, which see one another alone and get no gradient (section 2.4); None: at none.
     """
 
     config: XlnetConfig
@@ -43,6 +44,7 @@ class Xlnet(Model):
         token_indices: Tensor | None = None,
         cache: KeyValueCache | None = None,
         factorization_order: Tensor | None = None,
+        is_memory: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (N, H), or (M, H), of packed sequences; see `Model.encode`.
 
@@ -58,11 +60,12 @@ class Xlnet(Model):
             if not len(predicted):  # all ranks must call the same modules
                 predicted = zeros(1, dtype=predicted.dtype, device=device)
             query = self.dropout(self.mask_embedding.expand(len(predicted), -1))
-        layout = layout_of(packed, factorization_order, predicted)
+        layout = layout_of(packed, factorization_order, predicted, is_memory)
         encodings = self.dropout(distance_encodings(layout.longest, self.config.hidden, device, dtype))
         *inner, last = self.layers
         for layer in inner:
-            content, query = layer(content, query, layout, encodings)
+            content, query = layer(_without_gradient(content, is_memory), query, layout, encodings)
+        content = _without_gradient(content, is_memory)
         if query is None:
             states, _ = last(content, None, layout, encodings, token_indices)
         else:
@@ -85,6 +88,7 @@ class Xlnet(Model):
         masked_positions: Tensor,
         labels: Tensor,
         factorization_order: Tensor | None = None,
+        is_memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Sum of the cross-entropies in nats of the tokens at some positions, given those before them in the order.
 
@@ -94,8 +98,12 @@ class Xlnet(Model):
             factorization_order: None: none of them is seen by any token, as in masked language modeling.
         """
         order = factorization_order if factorization_order is not None else _last_in_order(packed, masked_positions)
-        hidden = self.encode(packed, sparse_lookup_grad=True, token_indices=masked_positions, factorization_order=order)
+        hidden = self.encode(packed, True, masked_positions, factorization_order=order, is_memory=is_memory)
         return {"plm": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, labels)}
+
+
+def _without_gradient(content: Tensor, is_memory: Tensor | None) -> Tensor:
+    return content if is_memory is None else where(is_memory[:, None], content.detach(), content)
 
 
 def _last_in_order(packed: PackedTokens[Tensor], hidden: Tensor) -> Tensor:

@@ -167,6 +167,7 @@ KEYS: dict[str, Key] = {
     "objective.masking": Key("batches", "words"),
     "objective.static_masks": Key("batches", 1),
     "objective.isolate_documents": Key("batches", True),
+    "objective.memory_tokens": Key("batches", 8, base=BILM),
     "objective.label_smoothing": Key("model", 0.0, base=PAIRS),
     "phases[].seq_len": Key("batches", 48),
     "phases[].global_batch_size": Key("batches", 24),

@@ -31,7 +31,7 @@ from multihop.pretrain.data.index import build_indexes, index_path, sources_of
 from multihop.pretrain.data.loader import prefetch_batches
 from multihop.pretrain.data.phases import is_skipped, samples_before, total_steps
 
-OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated"]
+OBJECTIVES = [*TEXT_OBJECTIVES, "mlm isolated", "clm isolated", "plm memory", "bilm memory"]
 WEIGHTS: list[Weights] = [None, (1.0, 1.0, 1.0), (0.1, 2.0, 7.5)]
 Data = Callable[[str], Path]
 

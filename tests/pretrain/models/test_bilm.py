@@ -9,21 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packed_texts import packed, sequences_of
 from pydantic import ValidationError
+from small_shards import FIRST, documents_of, tokenizer_of
 from torch import Tensor
 from torch.nn import functional as F
 
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.bilm.characters import CHARACTERS, character_ids
 from multihop.pretrain.models.bilm.lstm import ProjectedLstm
 from multihop.pretrain.models.bilm.original_checkpoint import read_options, read_weights
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import PRESETS, parse_model_config
 from multihop.pretrain.models.seq2seq.time_steps import time_steps_of
+from multihop.pretrain.objectives import bilm
+from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.packed_tokens import PackedTokens
 
 SIZES = {"family": "bilm", "layers": 2, "hidden": 16, "lstm_width": 12, "max_positions": 64, "dropout": 0.0}
@@ -40,9 +44,9 @@ OPTIONS: dict[str, Any] = {
 FIXTURES = os.environ.get("BILM_TF_FIXTURES")
 
 
-def rough(**changes: Any) -> Any:
+def rough(vocabulary: int = VOCABULARY, **changes: Any) -> Any:
     """Return a model, in double precision, whose weights are so large that its clips matter."""
-    model = build_model(parse_model_config({**SIZES, **changes}), VOCABULARY)
+    model = build_model(parse_model_config({**SIZES, **changes}), vocabulary)
     init_weights(model, 1)
     generator = torch.Generator().manual_seed(2)
     for parameter in model.parameters():
@@ -136,6 +140,51 @@ def test_a_text_read_in_parts_with_the_state_kept_is_the_whole_for_the_forward_m
     second, _ = model.read(packed(ids[4:], [5]), state)
     for one, *parts in zip(whole, first, second, strict=True):
         torch.testing.assert_close(torch.cat(parts)[:, :8], one[:, :8])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(
+    sentences=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4),
+    memory_tokens=st.integers(1, 30),
+)
+def test_memories_are_read_as_if_they_were_in_front_of_and_behind_a_sample(
+    sentences: list[list[int]], memory_tokens: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    documents = documents_of(tmp_path_factory.getbasetemp() / "bilm.arrow", sentences)
+    tokenizer = tokenizer_of(np.ones(FIRST + 200, bool))
+    batches = []
+    for number in (0, memory_tokens):
+        objective = ObjectiveConfig(name="bilm", memory_tokens=number)
+        rows = bilm.build_index(documents, 12, 0, objective)
+        batches.append(bilm.collate(documents, rows, np.zeros(len(rows), np.uint64), 12, tokenizer, objective))
+    bare, inputs = (to_device(each.inputs, torch.device("cpu")) for each in batches)
+    text, context = inputs["packed"], inputs["context"]
+    assert torch.equal(text.input_ids, bare["packed"].input_ids) and batches[0].tokens == batches[1].tokens
+    model = rough(FIRST + 200)
+    around = context.input_ids.split(context.cu_seqlens.diff().tolist())
+    states = []
+    for number, sequence in enumerate(text.input_ids.split(text.cu_seqlens.diff().tolist())):
+        before, after = (
+            around[int(inputs[side][number]) - 1] if inputs[side][number] else sequence[:0]
+            for side in ("preceding", "following")
+        )
+        words = [each[each >= FIRST] for each in (before, sequence, after)]
+        document = int(np.searchsorted(np.cumsum([sum(each) for each in sentences]) + FIRST, words[1][0], side="right"))
+        first = FIRST + sum(map(sum, sentences[:document]))
+        # Ids ascend through all documents; a sample's other documents are whole, so that nothing is around them.
+        whole = torch.arange(first, first + sum(sentences[document]))
+        assert torch.equal(words[0], whole[whole < words[1][0]][-memory_tokens:])
+        assert torch.equal(words[2], whole[whole > words[1][-1]][:memory_tokens])
+        joined = torch.cat([before, sequence, after])
+        read = model.encode(packed(joined, [len(joined)]))
+        states.append(read[len(before) : len(before) + len(sequence)])
+    at = inputs["next_positions"]
+    forward, backward = torch.cat(states).chunk(2, 1)
+    logits = torch.cat([forward[at], backward[at + 1]]) @ model.word.weight.T + model.word_bias
+    labels = torch.cat([text.input_ids[at + 1], text.input_ids[at]])
+    found = float(model(**inputs)["bilm"].detach())
+    assert found == pytest.approx(float(F.cross_entropy(logits, labels, reduction="sum")), rel=1e-6)
+    assert (float(model(**bare)["bilm"].detach()) == found) == (len(context.input_ids) == 1)
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))

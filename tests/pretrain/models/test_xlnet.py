@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,12 +42,12 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.detach() - theirs.detach()).norm() / theirs.detach().norm())
 
 
-def plm_inputs(folder: Path, seed: int, seq_len: int, isolate: bool) -> dict[str, Any]:
+def plm_inputs(folder: Path, seed: int, seq_len: int, isolate: bool, memory_tokens: int = 0) -> dict[str, Any]:
     """Return a batch of the objective: documents of random lengths, with ids below the vocabulary's size."""
     rng = np.random.default_rng(seed)
     sentences = [rng.integers(1, 12, rng.integers(1, 4)).tolist() for _ in range(int(rng.integers(2, 7)))]
     documents, objective = documents_of(folder / "x.arrow", sentences), ObjectiveConfig.model_validate(
-        {"name": "plm", "isolate_documents": isolate, "mask_rate": 0.3}
+        {"name": "plm", "isolate_documents": isolate, "mask_rate": 0.3, "memory_tokens": memory_tokens}
     )  # fmt: skip
     rows = plm.build_index(documents, seq_len, 0, objective)
     keys = random_bits(seed, np.arange(len(rows), dtype=np.uint64))
@@ -74,6 +75,20 @@ def as_theirs(inputs: dict[str, Any], dtype: torch.dtype) -> tuple[dict[str, Ten
     return {**given, "perm_mask": 1.0 - sees.to(dtype), "target_mapping": mapping}, labels, real
 
 
+def both_models(
+    seed: int, layers: int, heads: int, width: int, intermediate: int, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    """Return a model, and that of transformers with the same weights."""
+    config = config_of("xlnet", layers, heads * width, heads, 64, intermediate=intermediate)
+    ours: Any = rough_model(config, seed).to(dtype)
+    theirs = theirs_of(config).to(dtype)
+    weights = dict(to_huggingface(config, 0, dict(ours.named_parameters())))
+    theirs.load_state_dict({**weights, "lm_loss.weight": ours.word.weight})
+    encodings = theirs.transformer.relative_positional_encoding  # in fp32 there, whatever the model's dtype
+    theirs.transformer.relative_positional_encoding = lambda *sizes, **rest: encodings(*sizes, **rest).to(dtype)
+    return ours, theirs
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("seed", "layers", "heads", "width", "intermediate", "isolate"),
@@ -90,14 +105,7 @@ def test_both_streams_are_theirs(
     tmp_path: Path,
     table: Table,
 ) -> None:
-    config = config_of("xlnet", layers, heads * width, heads, 64, intermediate=intermediate)
-    ours: Any = rough_model(config, seed).to(dtype)
-    theirs = theirs_of(config).to(dtype)
-    weights = dict(to_huggingface(config, 0, dict(ours.named_parameters())))
-    theirs.load_state_dict({**weights, "lm_loss.weight": ours.word.weight})
-    encodings = theirs.transformer.relative_positional_encoding  # in fp32 there, whatever the model's dtype
-    theirs.transformer.relative_positional_encoding = lambda *sizes, **rest: encodings(*sizes, **rest).to(dtype)
-
+    ours, theirs = both_models(seed, layers, heads, width, intermediate, dtype)
     inputs = plm_inputs(tmp_path, seed, int(21 + 4 * seed), isolate)
     given, labels, real = as_theirs(inputs, dtype)
     out = theirs(**given, labels=labels)
@@ -117,7 +125,7 @@ def test_both_streams_are_theirs(
     out.loss.backward()
     F.cross_entropy(logits, inputs["labels"]).backward()
     there = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    mine = dict(to_huggingface(config, 0, {name: parameter.grad for name, parameter in ours.named_parameters()}))
+    mine = dict(to_huggingface(ours.config, 0, {name: each.grad for name, each in ours.named_parameters()}))
     assert mine.keys() == there.keys()
     whole = relative(*(torch.cat([grads[name].flatten() for name in mine]) for grads in (mine, there)))
     each = {name: relative(mine[name], there[name]) for name in mine}
@@ -129,6 +137,48 @@ def test_both_streams_are_theirs(
     assert whole < BOUND
     if dtype == torch.float64:  # in fp32 single tensors have tiny gradients, which are sums of large terms
         assert each[worst] < BOUND, worst
+
+
+@pytest.mark.parametrize(("seed", "memory_tokens", "isolate"), [(1, 3, False), (2, 100, True), (3, 100, False)])
+def test_a_memory_is_theirs(seed: int, memory_tokens: int, isolate: bool, tmp_path: Path, table: Table) -> None:
+    ours, theirs = both_models(seed, 3, 2, 8, 30, torch.float64)
+    theirs.transformer.mem_len = memory_tokens
+    inputs = plm_inputs(tmp_path, seed, 12, isolate, memory_tokens)
+    text, order, at, is_memory = (inputs[k] for k in ("packed", "factorization_order", "masked_positions", "is_memory"))
+    states = ours.encode(text, token_indices=at, factorization_order=order, is_memory=is_memory)
+    logits = ours.lm_head(states)
+    expected, with_memory = [], 0
+    for start, stop in pairwise(text.cu_seqlens.tolist()):
+        memory = int(is_memory[start:stop].sum())
+        first, mine = start + memory, at[(at >= start) & (at < stop)]
+        if not len(mine):
+            continue
+        mems = None
+        if memory:
+            read = theirs.transformer(text.input_ids[None, start:first], use_mems=True)
+            mems, with_memory = read.mems, with_memory + 1
+        own = order[first:stop]
+        sees = (own[None] < own[:, None]) | (own[None] < 0)
+        mapping = F.one_hot(mine - first, stop - first).double()
+        given = {"input_ids": text.input_ids, "token_type_ids": text.token_type_ids}
+        out = theirs(
+            **{name: flat[None, first:stop] for name, flat in given.items()},
+            perm_mask=1.0 - sees.double()[None], target_mapping=mapping[None], mems=mems,
+        )  # fmt: skip
+        expected.append(out.logits[0])
+    there = torch.cat(expected)
+    assert with_memory > 1 and relative(logits, there) < BOUND
+    for each in (there, logits):
+        F.cross_entropy(each, inputs["labels"]).backward()
+    gradients = dict(to_huggingface(ours.config, 0, {name: each.grad for name, each in ours.named_parameters()}))
+    each_error = {name: relative(gradients[name], each.grad) for name, each in theirs.named_parameters()}
+    worst = max(each_error, key=lambda name: each_error[name])
+    table(
+        f"memory of {memory_tokens}: logits {relative(logits, there):.1e}, a gradient {each_error[worst]:.1e} ({worst})"
+    )
+    assert each_error[worst] < BOUND
+    loss = ours(**inputs)["plm"] / len(inputs["labels"])
+    assert relative(loss, F.cross_entropy(logits, inputs["labels"])) < BOUND
 
 
 @settings(max_examples=20)

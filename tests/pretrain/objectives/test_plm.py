@@ -1,5 +1,6 @@
 """Permutation language modeling: samples, predicted spans, factorization orders."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,41 @@ def test_the_text_is_that_of_mlm_and_every_prediction_has_something_to_see(
         predicted = ((at >= start) & (at < stop)).sum()
         ordinary = (~special[start:stop]).sum()
         assert predicted == min(max(1, round((stop - start) / 6)), ordinary - 1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    sentences=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=1, max_size=8),
+    memory_tokens=st.integers(1, 60),
+    isolate=st.booleans(),
+)
+def test_a_memory_is_the_text_before_a_sample_and_changes_nothing_else(
+    sentences: list[list[int]], memory_tokens: int, isolate: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if max(map(sum, sentences)) < 2:
+        return
+    folder = tmp_path_factory.getbasetemp()
+    bare, batch = (batch_of(folder, sentences, 20, isolate, memory_tokens=number) for number in (0, memory_tokens))
+    inputs, expected, is_memory = batch.inputs, bare.inputs, batch.inputs["is_memory"]
+    for name in ("input_ids", "token_type_ids"):
+        assert (getattr(inputs["packed"], name)[~is_memory] == getattr(expected["packed"], name)).all()
+    assert (inputs["factorization_order"][~is_memory] == expected["factorization_order"]).all()
+    assert (inputs["factorization_order"][is_memory] == -1).all()
+    assert (np.flatnonzero(~is_memory)[expected["masked_positions"]] == inputs["masked_positions"]).all()
+    assert batch.tokens == bare.tokens and (batch.targets == bare.targets).all()
+    documents = np.cumsum([0, *map(sum, sentences)]) + FIRST
+    bounds = inputs["packed"].cu_seqlens
+    for start, stop in pairwise(bounds):
+        ids, remembered = inputs["packed"].input_ids[start:stop], is_memory[start:stop]
+        count = remembered.sum()
+        assert remembered[:count].all()
+        first = ids[count]  # ids ascend through all documents
+        begins_document = documents[np.searchsorted(documents, first, side="right") - 1]
+        known = first - begins_document
+        # A sample's later sequences begin with a document.
+        assert count == min(memory_tokens, known)
+        assert ids[:count].tolist() == list(range(first - count, first))
+        assert (inputs["packed"].token_type_ids[start : start + count] == 0).all()
 
 
 def test_spans_have_one_to_five_tokens_with_the_published_shares(tmp_path: Path) -> None:
