@@ -45,17 +45,26 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             ("decay_ratio", ("warmup-stable-decay",)),
             ("min_lr_ratio", _DECAYING),
         ):
-            section, instead = f"phases[{number}]", " or ".join(schedules)
-            reads = phase.schedule in schedules
-            yield f"{section}.{name}", phase, name, reads, (f"schedule={phase.schedule}", f"schedule={instead}")
+            section, reads = f"phases[{number}]", phase.schedule in schedules
+            instead = f"{section}.schedule={phase.schedule}", f"{section}.schedule={' or '.join(schedules)}"
+            yield f"{section}.{name}", phase, name, reads, instead
         yield f"phases[{number}].global_rope_theta", phase, "global_rope_theta", rotary, rotary_settings
     every, of_preset = "model.global_attn_every_n_layers", PRESETS.get(str(config.model.preset), {})
     has_local_layers = config.model.layers > 1 and getattr(config.model, "global_attn_every_n_layers", 1) > 1
     for name in ("global_rope_theta", "local_rope_theta") if has_thetas else ():
         yield f"model.{name}", config.model, name, rotary or name in of_preset, rotary_settings
+    has_one_layer = config.model.layers == 1
+    local_settings = (
+        ("model.layers=1", "model.layers=2 or more") if has_one_layer else (f"{every}=1", f"{every}=2 or more")
+    )
     for name in ("local_attention", "local_rope_theta") if has_thetas else ():
         reads = has_local_layers or name in of_preset
-        yield f"model.{name}", config.model, name, reads, (f"{every}=1", f"{every}=2 or more")
+        yield f"model.{name}", config.model, name, reads, local_settings
+    if has_thetas:
+        positions = config.model.max_positions
+        reads = getattr(config.model, "local_attention", 0) < 2 * positions or "local_attention" in of_preset
+        covered = f"model.max_positions={positions}", f"model.local_attention={2 * positions - 2} or less"
+        yield "model.local_attention", config.model, "local_attention", reads, covered
     optimizer = config.optimizer
     for name, optimizers in (
         ("max_trust_ratio", ("lamb",)),
@@ -65,7 +74,7 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
     ):
         reads = optimizer.name in optimizers
         instead = f"optimizer.name={' or '.join(optimizers)}"
-        yield f"optimizer.{name}", optimizer, name, reads, (f"name={optimizer.name}", instead)
+        yield f"optimizer.{name}", optimizer, name, reads, (f"optimizer.name={optimizer.name}", instead)
     by_samples = any(phase.global_batch_tokens is None for phase in config.phases)
     by_tokens = ("phases[].global_batch_tokens", "engine.micro_batch_tokens")
     yield "engine.micro_batch_size", config.engine, "micro_batch_size", by_samples, by_tokens

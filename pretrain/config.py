@@ -63,7 +63,7 @@ class PhaseConfig(Section):
     """Share of the phase's steps, at its end, in which warmup-stable-decay decays."""
     min_lr_ratio: Annotated[float, UPDATES] = Field(default=0.0, ge=0.0, le=1.0)
     """Final learning rate of linear, cosine, polynomial and warmup-stable-decay, as a share of `lr`."""
-    global_rope_theta: Annotated[float | None, UPDATES] = Field(default=None, gt=0.0)
+    global_rope_theta: Annotated[float | None, UPDATES] = Field(default=None, ge=1.0)
     """modernbert and modernbert-decoder: base of the wavelengths of the rotary positions in global layers during this
     phase; null: that of `model`. A phase of longer sequences has a larger base."""
 
@@ -298,6 +298,11 @@ class TrainingConfig(Section):
             raise UserError(
                 f"data.shuffle_window_shards={window} reads some shards at a time, and objective.name="
                 f"{self.objective.name} {reason}; remove it, or set another objective"
+            )
+        if self.optimizer.name == "muon" and self.model.layers == 0:
+            raise UserError(
+                f"optimizer.name=muon updates the matrices of layers, and model.family={self.model.family} has none; "
+                "set optimizer.name=adamw or lamb"
             )
         objectives = FAMILIES[self.model.family].objectives
         if self.objective.name not in objectives:

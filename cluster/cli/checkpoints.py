@@ -146,6 +146,8 @@ def show_export(location: str, out: Path, step: int | None) -> None:
 def show_import(source: Path, out: Path) -> None:
     """Import, and print what a recipe needs to start from it."""
     from multihop.cluster.runs.checkpoints import import_checkpoint
+    from multihop.common.errors import UserError
+    from multihop.data_prep.tokenizers.existing import find_huggingface_tokenizer
 
     imported = import_checkpoint(source, out)
     if imported.model.untrainable is not None:
@@ -155,7 +157,14 @@ def show_import(source: Path, out: Path) -> None:
     print("\nmodel:")
     for key, value in imported.model.model_dump(exclude={"preset", "init_from"}, exclude_none=True).items():
         print(f"  {key}: {value}")
-    print(f"  init_from: {out}\n\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
+    print(f"  init_from: {source}")
+    try:
+        tokenizer = find_huggingface_tokenizer(source)
+    except UserError as error:
+        print(f"\nIts tokenizer cannot be used: {error}")
+    else:
+        print(f"tokenizer:\n  path: {tokenizer}" if tokenizer else "")
+    print(f"\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
     if imported.initialized:
         print(f"Not in {source}, initialized at random: {', '.join(imported.initialized)}")
 

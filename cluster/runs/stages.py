@@ -21,20 +21,18 @@ from multihop.cluster.tracking.connection import check_access, store_uri
 from multihop.cluster.tracking.tracker import is_behind, open_run
 from multihop.common.errors import DONE, FAILED, STOPPED, UserError
 from multihop.common.json_lines import read_rows
-from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import Manifest
 from multihop.data_prep.tokenizers.existing import check_objective, check_same_tokenizer
 from multihop.eval.report.run_metrics import diagnosis
 from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.checkpoint.huggingface_import import is_huggingface
-from multihop.pretrain.checkpoint.manifest import MANIFEST
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.environment import MLFLOW_RUN_ID
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.run.check_parent import check_parent
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_init_keys
-from multihop.pretrain.run.find_checkpoint import checkpoints_at
 
 if TYPE_CHECKING:
     from multihop.cluster.tracking.tracker import Tracker
@@ -86,7 +84,7 @@ def run_stages(
             # Whether a Hugging Face model has the output layer is known only when its weights are read.
             parent = recipe.model.init_from
             check_init_keys(recipe.model, ["word_bias"] if parent and is_huggingface(Path(parent)) else [])
-            _check_parent_exists(parent)
+            check_parent(recipe)
         if "train" not in wanted and "eval" in wanted and recipe.eval.checkpoint is None and not run.is_trained:
             raise UserError(
                 f"{folder} is trained to step {run.step} of {total_steps(recipe.phases)}; finish it with `multihop "
@@ -155,20 +153,6 @@ def _run_missing_stages(
         finally:
             tracker.close(status)
     return DONE if not failed else FAILED
-
-
-def _check_parent_exists(parent: str | None) -> None:
-    """Refuse a `model.init_from` that is no model, before anything is prepared; ranks compare the models themselves.
-
-    Raises:
-        UserError: It is neither a Hugging Face model nor a checkpoint, nor a run with checkpoints.
-    """
-    if parent is None or is_huggingface(Path(parent)) or open_folder(parent).size(MANIFEST) is not None:
-        return
-    try:
-        checkpoints_at(parent)
-    except UserError as error:
-        raise UserError(f"model.init_from: {error}, or one with Hugging Face's config.json") from None
 
 
 def _check_tokenizer_of_parent(recipe: Recipe) -> None:

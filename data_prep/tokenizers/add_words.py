@@ -92,10 +92,11 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> tuple[bytes,
     while True:
         if len(saved) < number:
             fewer = f"set {len(saved):,} or less" if saved else "remove the key"
+            words = f"{len(saved):,} words" if len(saved) > 1 else "1 word" if saved else "no word"
             raise UserError(
-                f"tokenizer.add_words={number:,} is more than the {len(saved):,} words of the sample that the "
-                f"vocabulary splits and that occur at least {LEAST_COUNT} times; {fewer}, give more text, or raise "
-                "tokenizer.sample_mb if the sample is smaller than the text"
+                f"tokenizer.add_words={number:,}: the sample has {words} that the vocabulary splits into known tokens "
+                f"and that occur at least {LEAST_COUNT} times; {fewer}, give more text, or raise tokenizer.sample_mb "
+                "if the sample is smaller than the text"
             )
         words = sorted(saved, key=lambda word: (-saved[word], word))[:number]
         extended = vocabulary.with_words(words, counts)

@@ -13,7 +13,7 @@ from multihop.eval.tasks.running_text import PSEUDO
 
 METHOD = (
     "Differences of the mean over the seeds, with 95 % intervals by a paired bootstrap of the test examples and the "
-    "spread over the seeds; a run is called better where p is at most 0.05 after Holm's correction for all sentences."
+    "spread over the seeds; a run is called better where p is at most 0.05 after Holm's correction for all comparisons."
 )
 Outcome = Literal["better", "worse", "no significant difference", "not judged"]
 

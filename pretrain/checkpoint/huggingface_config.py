@@ -88,6 +88,8 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
             sizes[ours] = _size(config, theirs, _MAX_LAYERS if ours == "layers" else _MAX_SIZE, path)
         if ours in names.windows and sizes.get(ours, 0) > 1:
             sizes[ours] -= sizes[ours] % 2
+        if ours in names.windows and names.windows[ours] in config:
+            sizes[ours] = 2 * _size(config, names.windows[ours], _MAX_SIZE, path)
     vocab_key = "decoder_vocab_size" if _has_two_vocabularies(config) else "vocab_size"
     vocab_size = _size(config, vocab_key, _MAX_SIZE, path)
     if FAMILIES[family].translates and config.get("decoder_vocab_size") not in (None, vocab_size):
@@ -124,11 +126,12 @@ def _invalid(error: ValidationError, keys: Mapping[str, str], path: Path) -> Use
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" or not first["loc"]:
-        return UserError(f"{path} is not a valid model: {reason}; copy the model again")
+        reason = reason.rpartition("; ")[0] or reason  # without what to change in a recipe
+        return UserError(f"{path} is not a valid model: {reason}; choose another model")
     field = str(first["loc"][-1])
     return UserError(
-        f"{path} has {keys.get(field, field)}={reprlib.repr(first['input'])}: {reason[0].lower()}{reason[1:]}; copy "
-        "the model again"
+        f"{path} has {keys.get(field, field)}={reprlib.repr(first['input'])}: {reason[0].lower()}{reason[1:]}; choose "
+        "another model"
     )
 
 
@@ -153,6 +156,12 @@ def _rope_thetas(
     """
     found: dict[str, Any] = {}
     of_global = next(iter(thetas.values()))
+    given = config.get("rope_parameters") or {}
+    if isinstance(given, dict) and not given.keys() <= thetas.keys():
+        raise UserError(
+            f"{path} has rope_parameters={reprlib.repr(given)}, and family {config.get('model_type')} has them for "
+            f"{' and '.join(thetas)}; copy the model again"
+        )
     for layer_type, field in thetas.items():
         by_type, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
         own = (by_type.get(layer_type) or {}) if isinstance(by_type, dict) else by_type

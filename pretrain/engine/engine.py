@@ -199,12 +199,12 @@ class Engine:
         numbers = {name: number for number, name in enumerate(names)}
         rows = [[numbers[piece.name], piece.start, piece.numel] for piece in self._held]
         held = self.ranks.all_gather_rows(torch.tensor(rows, dtype=torch.int64).reshape(-1, 3))
-        calls = []
+        groups = []
         for flats, updated in updated_together(self.module, self._optimizer, self._zero, self._stage):
             shapes = {name: self.parameters[name] for name in updated if is_orthogonalized(name, self.parameters[name])}
-            calls.append(StepGroup(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
+            groups.append(StepGroup(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
         optimizer.bind(
-            calls,
+            groups,
             self._held,
             [[(names[number], start, numel) for number, start, numel in each.tolist()] for each in held],
             self.ranks.rank,

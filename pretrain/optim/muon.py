@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
         """`params` are tensors or parameter groups; a group may set `muon` and all arguments.
 
         Args:
-            betas, eps: AdamW's.
+            betas, eps: Used by groups with `muon=False` alone.
             scale: Returns the factor of an update for the numbers of rows and columns of its matrix.
         """
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -115,7 +115,7 @@ class Muon(torch.optim.Optimizer):
 
     def bind(
         self,
-        calls: Sequence[StepGroup],
+        groups: Sequence[StepGroup],
         slices: Sequence[Slice],
         held: Sequence[Sequence[Span]],
         rank: int,
@@ -126,7 +126,7 @@ class Muon(torch.optim.Optimizer):
         step() while they are initialized.
 
         Args:
-            calls: What each call of `step` updates.
+            groups: What each call of `step` updates.
             slices: The slices of all parameters that this rank holds.
             held: By rank, what it holds of all parameters: in ZeRO stage 0 everything, in the others a part of its own.
             rank: This rank.
@@ -135,20 +135,20 @@ class Muon(torch.optim.Optimizer):
                 matrices calls it twice.
         """
         self._device, self._all_to_all = device, all_to_all
-        self._shapes = {name: shape for call in calls for name, shape in call.shapes.items()}
+        self._shapes = {name: shape for group in groups for name, shape in group.shapes.items()}
         self._slices = {}
         for piece in slices:
             if piece.name in self._shapes and piece.numel:
                 self._slices.setdefault(piece.flat, []).append(piece)
         spans: dict[str, list[list[Span]]] = {name: [[] for _ in held] for name in self._shapes}
-        for holder, its in enumerate(held):
-            for span in sorted(its, key=lambda span: span[1]):
+        for holder, spans_of_rank in enumerate(held):
+            for span in sorted(spans_of_rank, key=lambda span: span[1]):
                 if span[0] in self._shapes and span[2]:
                     spans[span[0]][holder].append(span)
         self._plans = {}
-        for call in calls:
-            plan = _plan({name: spans[name] for name in call.shapes}, call.shapes, rank, len(held))
-            self._plans |= dict.fromkeys(call.flats, plan)
+        for group in groups:
+            plan = _plan({name: spans[name] for name in group.shapes}, group.shapes, rank, len(held))
+            self._plans |= dict.fromkeys(group.flats, plan)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -185,16 +185,16 @@ class Muon(torch.optim.Optimizer):
             assert flat.grad is not None
             momentum, gradient = self._advance(flat, ("momentum_buffer",))["momentum_buffer"], flat.grad
             momentum.lerp_(gradient, 1 - group["momentum"])
-            ahead = scratch[used : used + flat.numel()]  # Nesterov's
-            torch.lerp(gradient.view(-1), momentum.view(-1), group["momentum"], out=ahead)
+            nesterov = scratch[used : used + flat.numel()]
+            torch.lerp(gradient.view(-1), momentum.view(-1), group["momentum"], out=nesterov)
             used += flat.numel()
             for piece in self._slices.get(flat, ()):
-                momenta[piece.name, piece.start, piece.numel] = piece.view_of(ahead)
+                momenta[piece.name, piece.start, piece.numel] = piece.view_of(nesterov)
 
         # In bf16 the iteration converges as well; a CPU is slower in it.
         empty = torch.empty(0, dtype=torch.bfloat16 if self._device.type == "cuda" else torch.float32).to(self._device)
-        alone = len(plan.momenta.sent) == 1
-        received = {} if alone else plan.momenta.run(self._all_to_all, momenta.__getitem__, empty)
+        is_single_rank = len(plan.momenta.sent) == 1
+        received = {} if is_single_rank else plan.momenta.run(self._all_to_all, momenta.__getitem__, empty)
         whole = {
             name: torch.cat([received[s] if s in received else momenta[s].to(empty) for s in spans])
             if len(spans) > 1
@@ -207,7 +207,7 @@ class Muon(torch.optim.Optimizer):
             name, start, numel = span
             return updates[name].reshape(-1)[start : start + numel]
 
-        results = {} if alone else plan.updates.run(self._all_to_all, computed, empty)
+        results = {} if is_single_rank else plan.updates.run(self._all_to_all, computed, empty)
         for group, flat in flats:
             for piece in self._slices.get(flat, ()):
                 span = (piece.name, piece.start, piece.numel)
@@ -275,7 +275,7 @@ def _plan(
         is_whole = numels[name][worker] == math.prod(shapes[name])
         return [spans if each == worker or not is_whole else [] for each, spans in enumerate(held[name])]
 
-    def of_others(spans: Callable[[int], list[Span]]) -> list[list[Span]]:
+    def except_own_rank(spans: Callable[[int], list[Span]]) -> list[list[Span]]:
         return [spans(other) if other != rank else [] for other in ranks]
 
     return _Plan(
@@ -284,12 +284,12 @@ def _plan(
             for name in assigned[rank]
         },
         _Exchange(
-            of_others(lambda to: [span for name in assigned[to] for span in sources(name)[rank]]),
-            of_others(lambda of: [span for name in assigned[rank] for span in sources(name)[of]]),
+            except_own_rank(lambda to: [span for name in assigned[to] for span in sources(name)[rank]]),
+            except_own_rank(lambda of: [span for name in assigned[rank] for span in sources(name)[of]]),
         ),
         _Exchange(
-            of_others(lambda to: [span for name in assigned[rank] for span in held[name][to]]),
-            of_others(lambda of: [span for name in assigned[of] for span in held[name][rank]]),
+            except_own_rank(lambda to: [span for name in assigned[rank] for span in held[name][to]]),
+            except_own_rank(lambda of: [span for name in assigned[of] for span in held[name][rank]]),
         ),
     )
 
@@ -301,10 +301,10 @@ def orthogonalize_all(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
         by_shape.setdefault(matrix.shape, []).append(name)
     done: dict[str, Tensor] = {}
     for shape, names in by_shape.items():
-        together = max(1, _ELEMENTS_AT_ONCE // shape.numel())
-        for first in range(0, len(names), together):
-            some = names[first : first + together]
-            done |= dict(zip(some, orthogonalize(torch.stack([matrices[name] for name in some])), strict=True))
+        batch_size = max(1, _ELEMENTS_AT_ONCE // shape.numel())
+        for first in range(0, len(names), batch_size):
+            batch = names[first : first + batch_size]
+            done |= dict(zip(batch, orthogonalize(torch.stack([matrices[name] for name in batch])), strict=True))
     return done
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from multihop.common.errors import UserError
 from multihop.pretrain.config import OptimizerConfig
 from multihop.pretrain.models.build import uses_weight_decay
 from multihop.pretrain.optim.lamb import Lamb
@@ -34,11 +33,7 @@ def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step.
-
-    Raises:
-        UserError: It is Muon, and the model has nothing for it.
-    """
+    """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
     named = list(model.named_parameters())
     is_muon = config.name == "muon"
     hidden = [p for name, p in named if is_muon and is_orthogonalized(name, whole_shape(p))]
@@ -59,10 +54,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         for group, trust in zip(groups, (True, False), strict=True):
             group["trust"] = trust
         return Lamb(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, max_trust_ratio=config.max_trust_ratio)
-    if not hidden:
-        raise UserError(
-            "optimizer.name=muon updates the matrices of layers, and this model has none; set adamw or lamb"
-        )
+    assert hidden
     for group in groups:
         group |= {"muon": False, "lr_ratio": config.adamw_lr_ratio}
     groups.append({"params": hidden, "weight_decay": decay, "muon": True})

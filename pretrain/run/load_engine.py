@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from multihop.common.config import COMPATIBILITY, select_by_effect
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.manifest import Manifest, read_token_counts
 from multihop.pretrain.checkpoint.added_tokens import Read, extended_parameters, fit_vocabulary, read_with_added_rows
@@ -25,8 +24,8 @@ from multihop.pretrain.data.word_vectors import open_word_vectors
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit, build_model_on_meta, make_param_init
-from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.run.changes import allowed_in, check_allowed, fill_recorded_part, locked_changes, recorded_part
+from multihop.pretrain.run.check_parent import check_same_model, trained_length
 from multihop.pretrain.run.check_start import check_init_keys
 from multihop.pretrain.run.files import checkpoints_of, read_config
 from multihop.pretrain.run.find_checkpoint import recorded_model
@@ -82,7 +81,7 @@ def load_engine(
         extended = [] if is_resumed else extended_parameters(saved.parameters, shapes, data.tokenizer)
         if not is_resumed and (theirs := recorded_model(saved)) is not None:
             has_same_shapes = all(saved.parameters.get(name) == shapes[name] for name in shapes.keys() - {*extended})
-            _check_same_model(folder, theirs, config.model, has_same_shapes, {}, {})
+            check_same_model(folder, theirs, trained_length(saved, theirs), config, has_same_shapes, {}, {})
         _check_fits(saved, shapes, extended, data, folder)
         engine = Engine(config, model, ranks, micro_batch_size)
         read = read_with_added_rows(reader.read, shapes, extended, data.tokenizer)
@@ -169,40 +168,8 @@ def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, dat
     ours = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     has_same_shapes = all(list(weights[name].shape) == shapes[name] for name in weights.keys() & shapes.keys())
-    _check_same_model(source, imported, config.model, has_same_shapes, theirs, ours)
+    check_same_model(source, imported, imported.max_positions, config, has_same_shapes, theirs, ours)
     return weights
-
-
-def _check_same_model(
-    source: str | Path,
-    imported: ModelConfig,
-    model: ModelConfig,
-    has_same_shapes: bool,
-    their_vocabularies: Mapping[str, int | None],
-    our_vocabularies: Mapping[str, int | None],
-) -> None:
-    """Refuse a parent with other equations, such as other heads, windows or rotary bases, even if all shapes agree.
-
-    Args:
-        imported: The parent's model.
-        model: The recipe's, which a phase may then give another rotary base.
-        has_same_shapes: Whether all weights of the parent have the shapes of the recipe's model.
-        their_vocabularies, our_vocabularies: Sizes by name; empty for a checkpoint, which `_check_fits` compares.
-    """
-    theirs = {**select_by_effect(imported, COMPATIBILITY), **their_vocabularies}
-    ours = {**select_by_effect(model, COMPATIBILITY), **our_vocabularies}
-    if has_same_shapes:
-        del theirs["max_positions"]  # no weight depends on it: rotary positions, for example
-        if imported.max_positions < model.max_positions:
-            log.warning(
-                "%s has max_positions=%d: it was not trained on positions beyond that", source, imported.max_positions
-            )
-    if differing := [key for key in theirs if ours.get(key) != theirs[key]]:
-        raise UserError(
-            f"model.init_from={source} has {', '.join(f'{key}={theirs[key]}' for key in differing)}, and this run "
-            f"{', '.join(f'{key}={ours.get(key)}' for key in differing)}; set the same values in model, "
-            "tokenizer.path to its tokenizer, and tokenizer.add_words for words of your texts"
-        )
 
 
 def _check_unchanged(saved: CheckpointManifest, config: TrainingConfig, data_fingerprint: str, run_dir: Path) -> None:

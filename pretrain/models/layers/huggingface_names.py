@@ -58,9 +58,10 @@ class Names:
     """Whether the matrices of the blocks are stored (in, out), with query, key and value concatenated."""
     null_sizes: tuple[str, ...] = ()
     """Fields of `model` that may be null in config.json, which means the default of `model`."""
-    windows: tuple[str, ...] = ()
-    """Fields of `model` with the width of a window. config.json may lack them, which means the default of `model`, and
-    transformers computes with half of them, rounded down."""
+    windows: dict[str, str] = field(default_factory=dict)
+    """Fields of `model` with the width of a window, and the key in config.json of half of it, which transformers uses
+    if it is there. config.json may lack both, which means the default of `model`; half of an odd width is rounded
+    down."""
     dropout_when_absent: float = 0.1
     positions_after_pad: bool = False
     """Whether positions start at pad_token_id + 1, as in fairseq, so that the rows before are unused."""

@@ -17,7 +17,7 @@ def rotation_of(positions: Tensor, width: int, theta: float) -> Rotation:
 
     Args:
         positions: int64 (N,).
-        width: of a head, even.
+        width: the width of a head, an even number.
         theta: the base of the wavelengths.
     """
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width

@@ -12,7 +12,7 @@ from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR, AttentionCon
 from multihop.pretrain.models.family import Family, sizes
 
 
-def sizes_of_both(name: str, ettin: str) -> dict[str, dict[str, Any]]:
+def shared_presets(name: str, ettin: str) -> dict[str, dict[str, Any]]:
     """The presets that ModernBERT and the ModernBERT decoder have in common.
 
     Args:
@@ -49,10 +49,11 @@ class ModernConfig(AttentionConfig):
     """Width of the sliding window of the local layers, in tokens: a token attends to those at most half of this away
     on each side; a causal one to itself and to `local_attention` / 2 - 1 tokens before it."""
     global_attn_every_n_layers: Annotated[int, SIZES] = Field(default=3, ge=1)
-    """The first of every so many layers attends to the whole sequence, the others within the window; 1: all do."""
-    global_rope_theta: Annotated[float, SIZES] = Field(default=160_000.0, gt=0.0)
+    """Every n-th layer, beginning with the first, attends to the whole sequence, the others within the window; 1: all
+    layers."""
+    global_rope_theta: Annotated[float, SIZES] = Field(default=160_000.0, ge=1.0)
     """Base of the wavelengths of the rotary positions in global layers."""
-    local_rope_theta: Annotated[float, SIZES] = Field(default=10_000.0, gt=0.0)
+    local_rope_theta: Annotated[float, SIZES] = Field(default=10_000.0, ge=1.0)
     """Base of the wavelengths of the rotary positions in local layers."""
     positions: Annotated[Literal["rotary", "learned"], SIZES] = "rotary"
     """Position embeddings: rotary (Su et al. 2021), as published, or learned and absolute, as in BERT."""
@@ -146,7 +147,7 @@ FAMILY = Family(
     objectives=("mlm",),
     auto_class="AutoModelForMaskedLM",
     presets={
-        **sizes_of_both("modernbert", "ettin-encoder"),
+        **shared_presets("modernbert", "ettin-encoder"),
         # Warner et al. 2024, appendix A.
         "modernbert-base": sizes(22, 768, 12, 8192, intermediate=1152),
         "modernbert-large": sizes(28, 1024, 16, 8192, intermediate=2624),

@@ -48,7 +48,7 @@ def modern_names(model_type: str, architecture: str, head: str, query_key_value:
         architecture=architecture,
         prefix="model.",
         sizes=SIZES,
-        windows=("local_attention",),
+        windows={"local_attention": "sliding_window"},
         fixed=FIXED,
         dropout=DROPOUT,
         dropout_when_absent=0.0,

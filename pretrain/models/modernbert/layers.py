@@ -1,15 +1,13 @@
 """The layers of ModernBERT and the ModernBERT decoder."""
 
-import math
 from collections.abc import Iterable
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import SelfAttention, select_tokens
-from multihop.pretrain.models.layers.init import truncated_normal_
 from multihop.pretrain.models.layers.rotary import Rotation, rotation_of
 from multihop.pretrain.models.modernbert.config import ModernConfig
 
@@ -75,20 +73,13 @@ def apply_modern_layers(
         positions: int64 (N,).
     """
     width = config.hidden // config.heads
-    of_global = of_local = None
+    global_rotation = local_rotation = None
     if config.positions == "rotary":
-        of_global = rotation_of(positions, width, config.global_rope_theta)
-        of_local = rotation_of(positions, width, config.local_rope_theta)
+        global_rotation = rotation_of(positions, width, config.global_rope_theta)
+        local_rotation = rotation_of(positions, width, config.local_rope_theta)
     *inner, last = layers
     for number, layer in enumerate(inner):
-        x = layer(x, sequences, of_global if config.is_global(number) else of_local)
-    hidden: Tensor = last(x, sequences, of_global if config.is_global(len(inner)) else of_local, token_indices)
+        x = layer(x, sequences, global_rotation if config.is_global(number) else local_rotation)
+    rotation = global_rotation if config.is_global(len(inner)) else local_rotation
+    hidden: Tensor = last(x, sequences, rotation, token_indices)
     return hidden
-
-
-def init_modern_matrix(config: ModernConfig, name: str, parameter: Tensor, generator: Generator) -> None:
-    """Truncated normal; into the residual stream and in the head divided by sqrt(2 * layers) (Warner et al. 2024,
-    appendix A; Shoeybi et al. 2019)."""
-    truncated_normal_(parameter, generator)
-    if name.endswith(("attention.output.weight", "feed_forward.down.weight", "transform.weight")):
-        parameter /= math.sqrt(2 * config.layers)

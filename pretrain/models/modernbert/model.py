@@ -1,5 +1,7 @@
 """ModernBERT (Warner et al. 2024), after its published code and transformers."""
 
+import math
+
 from torch import Generator, Tensor, nn, zeros
 from torch.nn import functional as F
 
@@ -7,10 +9,11 @@ from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed_with_positions
 from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
+from multihop.pretrain.models.layers.init import truncated_normal_
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.models.modernbert.config import ModernBertConfig, ModernConfig
-from multihop.pretrain.models.modernbert.layers import EPS, ModernLayer, apply_modern_layers, init_modern_matrix
+from multihop.pretrain.models.modernbert.layers import EPS, ModernLayer, apply_modern_layers
 from multihop.pretrain.packed_tokens import PackedTokens
 
 
@@ -36,8 +39,11 @@ class ModernModel(Model):
         self.word_bias = nn.Parameter(zeros(vocab_size))
 
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
-        """Truncated normal; into the residual stream and in the head divided by sqrt(2 * layers), as published."""
-        init_modern_matrix(self.config, name, parameter, generator)
+        """Truncated normal; into the residual stream and in the head divided by sqrt(2 * layers) (Warner et al. 2024,
+        appendix A; Shoeybi et al. 2019)."""
+        truncated_normal_(parameter, generator)
+        if name.endswith(("attention.output.weight", "feed_forward.down.weight", "transform.weight")):
+            parameter /= math.sqrt(2 * self.config.layers)
 
     def encode(
         self,

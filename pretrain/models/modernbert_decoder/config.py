@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from multihop.pretrain.models.config import SIZES, TRAINING_FACTOR
 from multihop.pretrain.models.family import Family
-from multihop.pretrain.models.modernbert.config import ModernConfig, sizes_of_both
+from multihop.pretrain.models.modernbert.config import ModernConfig, shared_presets
 
 
 class ModernBertDecoderConfig(ModernConfig):
@@ -35,5 +35,5 @@ FAMILY = Family(
     pooling="last",
     objectives=("clm", "completion"),
     auto_class="AutoModelForCausalLM",
-    presets=sizes_of_both("modernbert-decoder", "ettin-decoder"),
+    presets=shared_presets("modernbert-decoder", "ettin-decoder"),
 )

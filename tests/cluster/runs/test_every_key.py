@@ -382,6 +382,8 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (MODERN, {"model.positions": "learned", "model.local_rope_theta": 100.0}, "model.local_rope_theta"),
     (MODERN, {"model.positions": "learned", f"{_PHASE}.global_rope_theta": 100.0}, "phases[0].global_rope_theta"),
     (MODERN, {"model.global_attn_every_n_layers": 1}, "model.local_attention"),
+    (MODERN, {"model.layers": 1}, "model.local_attention"),
+    (MODERN, {"model.local_attention": 130}, "model.local_attention"),
     (
         MODERN,
         {"model.global_attn_every_n_layers": 1, "model.local_attention": 128, "model.local_rope_theta": 100.0},

@@ -5,12 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForPreTraining, BertModel
 
+from multihop.cluster.runs.checkpoints import import_checkpoint
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.stages import run_stages
 from multihop.common.errors import UserError
 from multihop.common.json_lines import append_row
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+}
+"""The sizes of the preset bert-tiny."""
 
 
 @pytest.mark.parametrize(
@@ -56,8 +66,7 @@ def test_a_published_model_with_another_tokenizer_is_refused_before_the_data_are
     texts: Path, tmp_path: Path
 ) -> None:
     parent, runs = tmp_path / "parent", tmp_path / "runs"
-    parent.mkdir()
-    (parent / "config.json").write_text("{}")
+    BertForPreTraining(BertConfig(**TINY)).save_pretrained(parent)
     recipe = Recipe.model_validate(
         {
             "name": "child",
@@ -69,6 +78,34 @@ def test_a_published_model_with_another_tokenizer_is_refused_before_the_data_are
     with pytest.raises(UserError, match=r"was trained with its own tokenizer, and this recipe trains one"):
         run_stages(recipe, runs)
     assert not list(runs.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_a_parent_of_other_sizes_is_refused_before_the_data_are_prepared(
+    is_checkpoint: bool, texts: Path, tmp_path: Path
+) -> None:
+    parent = tmp_path / "parent"
+    BertForPreTraining(BertConfig(**TINY)).save_pretrained(parent)
+    if is_checkpoint:
+        import_checkpoint(parent, tmp_path / "imported")
+        parent = tmp_path / "imported"
+    content: dict[str, Any] = {
+        "name": "child",
+        "data": {"sources": [{"path": str(texts)}]},
+        "phases": [{"steps": 10}],
+        "tokenizer": {"path": str(tmp_path / "tokenizer.json")},
+    }
+    for changes, differing in (
+        ({"heads": 1}, r"heads=2, and this run heads=1;"),
+        (
+            {"layers": 3, "max_positions": 600},
+            r"layers=2, max_positions=512, and this run layers=3, max_positions=600;",
+        ),
+    ):
+        model = {"preset": "bert-tiny", "init_from": str(parent), **changes}
+        with pytest.raises(UserError, match=rf"^model\.init_from={parent} has {differing}"):
+            run_stages(Recipe.model_validate({**content, "model": model}), tmp_path / "runs")
+        assert not list((tmp_path / "runs").rglob("manifest.json"))
 
 
 @pytest.mark.parametrize("section", ["model", "eval"])

@@ -163,7 +163,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("bert", {"num_hidden_layers": 3}, "lacks bert.encoder.layer.2.attention.self.query.weight"),
         ("bert", {"num_hidden_layers": 1}, "bert.encoder.layer.1.* does not have"),
         ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
-        ("bert", {"hidden_dropout_prob": 2.0}, r"hidden_dropout_prob=2\.0: input should be less than 1; copy"),
+        ("bert", {"hidden_dropout_prob": 2.0}, r"hidden_dropout_prob=2\.0: input should be less than 1; choose"),
         ("bert", {"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob=nan: input should be a finite number"),
         ("bert", {"hidden_dropout_prob": "high"}, "hidden_dropout_prob='high': input should be a valid number"),
         ("bert", {"num_hidden_layers": 10_000}, "lacks bert.encoder.layer.2.*config.json has 10000 layers"),
@@ -203,8 +203,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         (
             "modernbert",
             {"rope_parameters": {"sliding_attention": {"rope_theta": -1.0}}},
-            r"local_rope_theta=-1\.0: input should be greater than 0",
+            r"local_rope_theta=-1\.0: input should be greater than or equal to 1; choose another model",
         ),
+        (
+            "modernbert",
+            {"rope_parameters": {"rope_theta": 500.0, "rope_type": "yarn", "factor": 4.0}},
+            r"has rope_parameters=\{.*\}, and family modernbert has them for full_attention and sliding_attention",
+        ),
+        ("modernbert-decoder", {"sliding_window": -1}, "sliding_window=-1; it must be an integer from 1 to"),
         ("modernbert", {"rope_parameters": [1]}, r"has rope_parameters=\[1\], which is not an object"),
         ("modernbert", {"rope_scaling": [1]}, r"has rope_scaling=\[1\], which is not an object"),
         ("modernbert", {"layer_types": ["sliding_attention", "full_attention"]}, "needs a global first layer and"),
@@ -212,7 +218,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("modernbert", {"layer_types": 3}, "layer_types=3, which is not a list"),
         ("modernbert", {"local_attention": 1}, "local_attention=1: input should be greater than or equal to 2"),
         ("modernbert-decoder", {"local_attention": None}, "local_attention=None; it must be an integer from 1 to"),
-        ("modernbert", {"num_attention_heads": 32}, "heads of width 1, and rotary positions need an even width"),
+        ("modernbert", {"num_attention_heads": 32}, "rotary positions need an even width; choose another model$"),
         ("modernbert-decoder", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
     ],
 )
@@ -232,6 +238,7 @@ def test_models_that_differ_are_refused(
     ("changes", "expected"),
     [
         ({"local_attention": 9}, {"local_attention": 8}),
+        ({"local_attention": 9, "sliding_window": 3}, {"local_attention": 6}),
         ({"rope_parameters": None, "global_rope_theta": 5e4, "local_rope_theta": None}, {"local_rope_theta": 5e4}),
         ({"rope_parameters": None, "local_rope_theta": 2e4}, {"local_rope_theta": 2e4}),
     ],

@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from multihop.common.errors import UserError
-from multihop.pretrain.config import OptimizerConfig
 from multihop.pretrain.optim.muon import (
     AllToAll,
     Muon,
@@ -24,7 +22,6 @@ from multihop.pretrain.optim.muon import (
     original_scale,
     orthogonalize,
 )
-from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.slices import Slice
 
 LR, MOMENTUM, BETAS, EPS, DECAY = 0.02, 0.9, (0.9, 0.99), 1e-6, 0.1
@@ -243,13 +240,6 @@ def test_orthogonalized_matrices_have_singular_values_near_1() -> None:
 
 def test_a_matrix_of_zeros_stays() -> None:
     assert orthogonalize(torch.zeros(1, 4, 3)).abs().max() == 0
-
-
-def test_a_model_without_a_matrix_in_a_layer_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"optimizer\.name=muon updates the matrices of layers, and this model has none"
-    ):
-        build_optimizer(torch.nn.Linear(3, 2), OptimizerConfig(name="muon"))
 
 
 @pytest.mark.gpu
