@@ -46,8 +46,8 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
             ("min_lr_ratio", _DECAYING),
         ):
             section, reads = f"phases[{number}]", phase.schedule in schedules
-            instead = f"{section}.schedule={phase.schedule}", f"{section}.schedule={' or '.join(schedules)}"
-            yield f"{section}.{name}", phase, name, reads, instead
+            settings = f"{section}.schedule={phase.schedule}", f"{section}.schedule={' or '.join(schedules)}"
+            yield f"{section}.{name}", phase, name, reads, settings
         yield f"phases[{number}].global_rope_theta", phase, "global_rope_theta", rotary, rotary_settings
     every, of_preset = "model.global_attn_every_n_layers", PRESETS.get(str(config.model.preset), {})
     has_local_layers = config.model.layers > 1 and getattr(config.model, "global_attn_every_n_layers", 1) > 1

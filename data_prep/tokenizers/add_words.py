@@ -92,9 +92,9 @@ def add_words(content: bytes, texts: Iterable[str], number: int) -> tuple[bytes,
     while True:
         if len(saved) < number:
             fewer = f"set {len(saved):,} or less" if saved else "remove the key"
-            words = f"{len(saved):,} words" if len(saved) > 1 else "1 word" if saved else "no word"
+            found = f"{len(saved):,} words" if len(saved) > 1 else "1 word" if saved else "no word"
             raise UserError(
-                f"tokenizer.add_words={number:,}: the sample has {words} that the vocabulary splits into known tokens "
+                f"tokenizer.add_words={number:,}: the sample has {found} that the vocabulary splits into known tokens "
                 f"and that occur at least {LEAST_COUNT} times; {fewer}, give more text, or raise tokenizer.sample_mb "
                 "if the sample is smaller than the text"
             )

@@ -43,7 +43,8 @@ def collate(
     """
     sequences: list[NDArray[np.int64]] = []
     contexts: list[tuple[int, int, int]] = []
-    preceding, following = [], []
+    preceding: list[int] = []
+    following: list[int] = []
     for row in rows:
         parts = spans(documents, row, seq_len, objective)
         sequences += [_between_marks(documents, *part, tokenizer) for part in parts]

@@ -90,7 +90,7 @@ def collate(
         input_ids, cu_seqlens, positions_in(cu_samples), sequence_keys, objective, sorted(special.values())
     )
     labels = input_ids[predicted]
-    inputs = {
+    inputs: dict[str, ModelInput] = {
         "packed": pack(input_ids, cu_seqlens, types),
         "masked_positions": predicted,
         "labels": labels,

@@ -103,8 +103,8 @@ def check_same_model(
     ours = {**select_by_effect(model, COMPATIBILITY), **our_vocabularies}
     if has_same_shapes:
         del parents["max_positions"]  # no weight depends on it: rotary positions, for example
-    both_attend = isinstance(theirs, AttentionConfig) and isinstance(model, AttentionConfig)
-    if both_attend and theirs.causal_windows() == model.causal_windows():
+    windows = [each.causal_windows() if isinstance(each, AttentionConfig) else None for each in (theirs, model)]
+    if windows[0] == windows[1]:
         # Of an interval longer than the stack of layers, transformers saves the length of the stack.
         parents.pop("global_attn_every_n_layers", None)
     if differing := [key for key in parents if ours.get(key) != parents[key]]:

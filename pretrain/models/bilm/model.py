@@ -134,8 +134,8 @@ class Bilm(Model):
         if context is not None:
             assert preceding is not None and following is not None
             with no_grad():
-                after = self.read(context)[1]
-            states = [[_carried(there, preceding), _carried(back, following)] for there, back in after]
+                read = self.read(context)[1]
+            states = [[_carried(there, preceding), _carried(back, following)] for there, back in read]
         hidden = self.encode(packed, sparse_lookup_grad=True, states=states)
         forward_states, backward_states = self.dropout(hidden).chunk(2, 1)
         after = next_positions + 1
