@@ -98,7 +98,13 @@ class Xlnet(Model):
             factorization_order: None: none of them is seen by any token, as in masked language modeling.
         """
         order = factorization_order if factorization_order is not None else _last_in_order(packed, masked_positions)
-        hidden = self.encode(packed, True, masked_positions, factorization_order=order, is_memory=is_memory)
+        hidden = self.encode(
+            packed,
+            sparse_lookup_grad=True,
+            token_indices=masked_positions,
+            factorization_order=order,
+            is_memory=is_memory,
+        )
         return {"plm": fused_linear_cross_entropy(hidden, self.word.weight, self.word_bias, labels)}
 
 
