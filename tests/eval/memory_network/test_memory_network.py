@@ -233,7 +233,7 @@ def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) ->
     folder, out = write_task(tmp_path / "en", 60), tmp_path / "out"
     for number in (2, 3):
         write_task(folder, 20, number, seed=number)
-    command = ["babi", str(folder), "--out", str(out), "--restarts", "2", "--hops", "2"]
+    command = ["babi", str(folder), "--out", str(out), "--restarts", "2"]
     alone = CliRunner().invoke(app, [*command, "--tasks", "1,2"])
     assert alone.exit_code == 0, alone.output
     written = (out / "results.jsonl").read_bytes()
@@ -244,11 +244,16 @@ def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) ->
     assert f"| {100 * rows[0]['error']:.1f} | {PUBLISHED_SINGLE_TASK[1]:.1f} |" in report
     assert (out / "attention-1.png").read_bytes().startswith(b"\x89PNG")
     hops = rows[0]["example"]["attention"]
-    assert len(hops) == 2
+    assert len(hops) == 3
     assert all(abs(sum(hop) - 1) < 1e-5 for hop in hops)
     again = CliRunner().invoke(app, [*command, "--tasks", "2,1"])
     assert again.exit_code == 0, again.output
     assert (out / "results.jsonl").read_bytes() == written
+    fewer = CliRunner().invoke(app, [*command[:3], str(tmp_path / "two"), *command[4:], "--tasks", "1", "--hops", "2"])
+    assert fewer.exit_code == 0, fewer.output
+    (row,) = map(json.loads, (tmp_path / "two" / "results.jsonl").read_text().splitlines())
+    # The published errors are those of three hops.
+    assert f"| {100 * row['error']:.1f} |  |" in (tmp_path / "two" / "report.md").read_text()
     refused = CliRunner().invoke(app, [*command, "--tasks", "one"])
     assert isinstance(refused.exception, UserError)
     joint = CliRunner().invoke(app, [*command, "--tasks", "2,3", "--joint", "--layerwise"])
