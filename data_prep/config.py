@@ -50,6 +50,8 @@ class PairFields(Section):
 
 
 _COLUMNS = PairFields(source=1, target=2)
+LEAST_VOCABULARY = 64
+"""The smallest vocabulary that can be trained."""
 
 
 class Source(Section):
@@ -381,7 +383,7 @@ class TokenizerConfig(Section):
     kind: Annotated[Literal["unigram", "bpe", "char"], DATA | COMPATIBILITY] = "unigram"
     """What a trained tokenizer is: unigram (Kudo 2018), bpe (Sennrich et al. 2016), or char: a token for each
     character."""
-    vocab_size: Annotated[int, DATA | COMPATIBILITY] = Field(default=16_000, ge=64, le=2**31 - 1)
+    vocab_size: Annotated[int, DATA | COMPATIBILITY] = Field(default=16_000, ge=LEAST_VOCABULARY, le=2**31 - 1)
     """Number of tokens, special tokens included; char: the maximum number."""
     special_tokens: Annotated[Literal["bert", "albert", "gpt2", "t5"], DATA | COMPATIBILITY] = "bert"
     """bert: [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4; albert: <pad> <unk> [CLS] [SEP] [MASK] as ids 0 to 4;

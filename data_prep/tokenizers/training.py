@@ -10,7 +10,7 @@ import sentencepiece as spm
 
 from multihop.common.errors import UserError
 from multihop.common.machine import available_memory
-from multihop.data_prep.config import TokenizerConfig
+from multihop.data_prep.config import LEAST_VOCABULARY, TokenizerConfig
 from multihop.data_prep.tokenizers.sentence_piece import SCORE_STEP
 from multihop.data_prep.tokenizers.special_tokens import SPECIAL_TOKENS
 
@@ -137,7 +137,8 @@ def _explain(error: str, config: TokenizerConfig) -> str:
     """Explain SentencePiece's error message in terms of the recipe."""
     setting = f"tokenizer.vocab_size={config.vocab_size}"
     if most := re.search(r"value <= (\d+)", error):
-        return f"{setting} is more than the text can support; set it to {most[1]} or less, or add text"
+        fewer = f"set it to {most[1]} or less, or " if int(most[1]) >= LEAST_VOCABULARY else ""
+        return f"{setting} is more than the text can support; {fewer}add text"
     if least := re.search(r"required_chars\D*\d+ vs (\d+)", error):
         return f"{setting} is too small for the characters of the text; set it to {least[1]} or more"
     return f"a tokenizer with {setting} cannot be trained on this text: {error}"

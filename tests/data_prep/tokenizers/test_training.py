@@ -62,6 +62,11 @@ def test_a_vocabulary_that_the_text_cannot_support_is_refused_with_one_that_fits
         assert spm.SentencePieceProcessor(model_proto=model).vocab_size() == fitting
 
 
+def test_a_text_that_is_too_short_for_the_smallest_vocabulary_needs_more_text():
+    with pytest.raises(UserError, match=r"vocab_size=64 is more than the text can support; add text$"):
+        train(["a short text"], TokenizerConfig(vocab_size=64, threads=1))
+
+
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused_with_one_that_fits():
     letters = [chr(0x4E00 + i) * 3 for i in range(300)]
     with pytest.raises(UserError, match=r"vocab_size=64 is too small .* set it to 30. or more"):
