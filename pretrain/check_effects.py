@@ -6,7 +6,7 @@ from typing import Any
 from multihop.common.config import Section
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.models.families import PRESETS, families_with
+from multihop.pretrain.models.families import FAMILIES, PRESETS, families_with
 from multihop.pretrain.objectives.config import objectives_with
 
 _DECAYING = ("linear", "cosine", "polynomial", "warmup-stable-decay")
@@ -62,8 +62,10 @@ def _conditions(config: TrainingConfig) -> Iterator[tuple[str, Section, str, boo
         yield f"model.{name}", config.model, name, reads, local_settings
     if has_thetas:
         positions = config.model.max_positions
-        reads = getattr(config.model, "local_attention", 0) < 2 * positions or "local_attention" in of_preset
-        covered = f"model.max_positions={positions}", f"model.local_attention={2 * positions - 2} or less"
+        # The widest window that leaves out a token: a causal one has half of it less one token before each token.
+        widest = 2 * (positions - 1 if FAMILIES[config.model.family].causal else positions - 2)
+        reads = getattr(config.model, "local_attention", 0) <= widest or "local_attention" in of_preset
+        covered = f"model.max_positions={positions}", f"model.local_attention={widest} or less"
         yield "model.local_attention", config.model, "local_attention", reads, covered
     optimizer = config.optimizer
     for name, optimizers in (

@@ -148,6 +148,7 @@ def show_import(source: Path, out: Path) -> None:
     from multihop.cluster.runs.checkpoints import import_checkpoint
     from multihop.common.errors import UserError
     from multihop.data_prep.tokenizers.existing import find_huggingface_tokenizer
+    from multihop.pretrain.models.families import FAMILIES
 
     imported = import_checkpoint(source, out)
     if imported.model.untrainable is not None:
@@ -159,11 +160,13 @@ def show_import(source: Path, out: Path) -> None:
         print(f"  {key}: {value}")
     print(f"  init_from: {source}")
     try:
-        tokenizer = find_huggingface_tokenizer(source)
+        # The ids of a translating model are in another file than its tokenizer.
+        tokenizer = None if FAMILIES[imported.model.family].translates else find_huggingface_tokenizer(source)
     except UserError as error:
         print(f"\nIts tokenizer cannot be used: {error}")
     else:
-        print(f"tokenizer:\n  path: {tokenizer}" if tokenizer else "")
+        if tokenizer is not None:
+            print(f"tokenizer:\n  path: {tokenizer}")
     print(f"\nThe data's tokenizer must have the same {imported.vocab_size:,} tokens and ids.")
     if imported.initialized:
         print(f"Not in {source}, initialized at random: {', '.join(imported.initialized)}")

@@ -49,8 +49,8 @@ def collate(
         parts = spans(documents, row, seq_len, objective)
         sequences += [_between_marks(documents, *part, tokenizer) for part in parts]
         (first, start, _), (last, _, stop) = parts[0], parts[-1]
-        before = first, max(0, start - objective.memory_tokens), start
-        after = last, stop, min(stop + objective.memory_tokens, int(documents.lengths[last]))
+        before = first, max(0, start - objective.mem_len), start
+        after = last, stop, min(stop + objective.mem_len, int(documents.lengths[last]))
         for read, context, first_of_sample in ((preceding, before, 0), (following, after, len(parts) - 1)):
             has_context = context[1] < context[2]
             contexts += [context] * has_context
@@ -61,7 +61,7 @@ def collate(
     next_positions = np.delete(np.arange(len(packed.input_ids)), packed.cu_seqlens[1:] - 1)
     labels = np.concatenate([packed.input_ids[next_positions + 1], packed.input_ids[next_positions]])
     inputs: dict[str, ModelInput] = {"packed": packed, "next_positions": next_positions}
-    if objective.memory_tokens:
+    if objective.mem_len:
         # Of samples without contexts the model reads one token for nothing: all ranks must call the same modules.
         read_first = [_between_marks(documents, *each, tokenizer) for each in contexts]
         inputs |= {

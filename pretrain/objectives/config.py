@@ -43,10 +43,10 @@ OBJECTIVES = {
     "plm": ObjectiveNeeds(
         "plm",
         _MASKED,
-        frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents", "memory_tokens"}),
+        frozenset({"mask_rate", "max_predictions", "static_masks", "isolate_documents", "mem_len"}),
     ),
     "clm": ObjectiveNeeds("clm", _CAUSAL, frozenset({"isolate_documents"})),
-    "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset({"memory_tokens"})),
+    "bilm": ObjectiveNeeds("bilm", _MASKED, frozenset({"mem_len"})),
     "translation": ObjectiveNeeds(
         "translation",
         _PAIRS,
@@ -96,7 +96,7 @@ class ObjectiveConfig(Section):
     each epoch."""
     isolate_documents: Annotated[bool, ORDER | MEMORY] = False
     """mlm, plm, clm: tokens attend only to tokens of the same document. Short documents still share a sample."""
-    memory_tokens: Annotated[int, ORDER | MEMORY] = Field(default=0, ge=0)
+    mem_len: Annotated[int, ORDER | MEMORY] = Field(default=0, ge=0)
     """plm, bilm: number of the document's tokens before a sample that the model reads first, without a gradient. Under
     plm, the sample's tokens attend to them (Yang et al. 2019, section 2.4; 384 in the published command). Under bilm,
     the forward model's state is carried from them, and the backward model's from as many tokens after the sample."""

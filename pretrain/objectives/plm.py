@@ -50,7 +50,7 @@ def collate(
     tokenizer: TokenizerInfo,
     objective: ObjectiveConfig,
 ) -> Batch:
-    """The inputs of both streams for some samples, `d1 [SEP] d2 [SEP] [CLS]` each, after the `memory_tokens` tokens
+    """The inputs of both streams for some samples, `d1 [SEP] d2 [SEP] [CLS]` each, after the `mem_len` tokens
     that precede it in d1.
 
     Isolated documents are separate sequences: `d1 [SEP] [CLS]`, `d2 [SEP] [CLS]`. As in the published code, predicted
@@ -96,9 +96,9 @@ def collate(
         "labels": labels,
         "factorization_order": order,
     }
-    if objective.memory_tokens:
+    if objective.mem_len:
         memories = [
-            documents.tokens(document)[max(0, start - objective.memory_tokens) : start]
+            documents.tokens(document)[max(0, start - objective.mem_len) : start]
             for document, start in rows[:, :2].tolist()
         ]
         inputs |= _after_memories(memories, cu_samples, input_ids, types, cu_seqlens, predicted, order)

@@ -17,7 +17,7 @@ def config_of(
     objective: str, phases: list[dict[str, typing.Any]], weights: Weights = None, **rules: typing.Any
 ) -> TrainingConfig:
     name, *changes = objective.split()
-    rules |= {"memory_tokens": 9} if "memory" in changes else {}
+    rules |= {"mem_len": 9} if "memory" in changes else {}
     return TrainingConfig.model_validate(
         {
             "seed": 5,

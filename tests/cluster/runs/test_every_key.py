@@ -167,7 +167,7 @@ KEYS: dict[str, Key] = {
     "objective.masking": Key("batches", "words"),
     "objective.static_masks": Key("batches", 1),
     "objective.isolate_documents": Key("batches", True),
-    "objective.memory_tokens": Key("batches", 8, base=BILM),
+    "objective.mem_len": Key("batches", 8, base=BILM),
     "objective.label_smoothing": Key("model", 0.0, base=PAIRS),
     "phases[].seq_len": Key("batches", 48),
     "phases[].global_batch_size": Key("batches", 24),
@@ -383,7 +383,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (MODERN, {"model.positions": "learned", f"{_PHASE}.global_rope_theta": 100.0}, "phases[0].global_rope_theta"),
     (MODERN, {"model.global_attn_every_n_layers": 1}, "model.local_attention"),
     (MODERN, {"model.layers": 1}, "model.local_attention"),
-    (MODERN, {"model.local_attention": 130}, "model.local_attention"),
+    (MODERN, {"model.local_attention": 126}, "model.local_attention"),
     (
         MODERN,
         {"model.global_attn_every_n_layers": 1, "model.local_attention": 128, "model.local_rope_theta": 100.0},

@@ -145,16 +145,16 @@ def test_a_text_read_in_parts_with_the_state_kept_is_the_whole_for_the_forward_m
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(
     sentences=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4),
-    memory_tokens=st.integers(1, 30),
+    mem_len=st.integers(1, 30),
 )
 def test_memories_are_read_as_if_they_were_in_front_of_and_behind_a_sample(
-    sentences: list[list[int]], memory_tokens: int, tmp_path_factory: pytest.TempPathFactory
+    sentences: list[list[int]], mem_len: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     documents = documents_of(tmp_path_factory.getbasetemp() / "bilm.arrow", sentences)
     tokenizer = tokenizer_of(np.ones(FIRST + 200, bool))
     batches = []
-    for number in (0, memory_tokens):
-        objective = ObjectiveConfig(name="bilm", memory_tokens=number)
+    for number in (0, mem_len):
+        objective = ObjectiveConfig(name="bilm", mem_len=number)
         rows = bilm.build_index(documents, 12, 0, objective)
         batches.append(bilm.collate(documents, rows, np.zeros(len(rows), np.uint64), 12, tokenizer, objective))
     bare, inputs = (to_device(each.inputs, torch.device("cpu")) for each in batches)
@@ -173,8 +173,8 @@ def test_memories_are_read_as_if_they_were_in_front_of_and_behind_a_sample(
         first = FIRST + sum(map(sum, sentences[:document]))
         # Ids ascend through all documents; a sample's other documents are whole, so that nothing is around them.
         whole = torch.arange(first, first + sum(sentences[document]))
-        assert torch.equal(words[0], whole[whole < words[1][0]][-memory_tokens:])
-        assert torch.equal(words[2], whole[whole > words[1][-1]][:memory_tokens])
+        assert torch.equal(words[0], whole[whole < words[1][0]][-mem_len:])
+        assert torch.equal(words[2], whole[whole > words[1][-1]][:mem_len])
         joined = torch.cat([before, sequence, after])
         read = model.encode(packed(joined, [len(joined)]))
         states.append(read[len(before) : len(before) + len(sequence)])

@@ -42,12 +42,12 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.detach() - theirs.detach()).norm() / theirs.detach().norm())
 
 
-def plm_inputs(folder: Path, seed: int, seq_len: int, isolate: bool, memory_tokens: int = 0) -> dict[str, Any]:
+def plm_inputs(folder: Path, seed: int, seq_len: int, isolate: bool, mem_len: int = 0) -> dict[str, Any]:
     """Return a batch of the objective: documents of random lengths, with ids below the vocabulary's size."""
     rng = np.random.default_rng(seed)
     sentences = [rng.integers(1, 12, rng.integers(1, 4)).tolist() for _ in range(int(rng.integers(2, 7)))]
     documents, objective = documents_of(folder / "x.arrow", sentences), ObjectiveConfig.model_validate(
-        {"name": "plm", "isolate_documents": isolate, "mask_rate": 0.3, "memory_tokens": memory_tokens}
+        {"name": "plm", "isolate_documents": isolate, "mask_rate": 0.3, "mem_len": mem_len}
     )  # fmt: skip
     rows = plm.build_index(documents, seq_len, 0, objective)
     keys = random_bits(seed, np.arange(len(rows), dtype=np.uint64))
@@ -139,11 +139,11 @@ def test_both_streams_are_theirs(
         assert each[worst] < BOUND, worst
 
 
-@pytest.mark.parametrize(("seed", "memory_tokens", "isolate"), [(1, 3, False), (2, 100, True), (3, 100, False)])
-def test_a_memory_is_theirs(seed: int, memory_tokens: int, isolate: bool, tmp_path: Path, table: Table) -> None:
+@pytest.mark.parametrize(("seed", "mem_len", "isolate"), [(1, 3, False), (2, 100, True), (3, 100, False)])
+def test_a_memory_is_theirs(seed: int, mem_len: int, isolate: bool, tmp_path: Path, table: Table) -> None:
     ours, theirs = both_models(seed, 3, 2, 8, 30, torch.float64)
-    theirs.transformer.mem_len = memory_tokens
-    inputs = plm_inputs(tmp_path, seed, 12, isolate, memory_tokens)
+    theirs.transformer.mem_len = mem_len
+    inputs = plm_inputs(tmp_path, seed, 12, isolate, mem_len)
     text, order, at, is_memory = (inputs[k] for k in ("packed", "factorization_order", "masked_positions", "is_memory"))
     states = ours.encode(text, token_indices=at, factorization_order=order, is_memory=is_memory)
     logits = ours.lm_head(states)
@@ -173,9 +173,7 @@ def test_a_memory_is_theirs(seed: int, memory_tokens: int, isolate: bool, tmp_pa
     gradients = dict(to_huggingface(ours.config, 0, {name: each.grad for name, each in ours.named_parameters()}))
     each_error = {name: relative(gradients[name], each.grad) for name, each in theirs.named_parameters()}
     worst = max(each_error, key=lambda name: each_error[name])
-    table(
-        f"memory of {memory_tokens}: logits {relative(logits, there):.1e}, a gradient {each_error[worst]:.1e} ({worst})"
-    )
+    table(f"memory of {mem_len}: logits {relative(logits, there):.1e}, a gradient {each_error[worst]:.1e} ({worst})")
     assert each_error[worst] < BOUND
     loss = ours(**inputs)["plm"] / len(inputs["labels"])
     assert relative(loss, F.cross_entropy(logits, inputs["labels"])) < BOUND

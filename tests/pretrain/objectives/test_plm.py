@@ -60,16 +60,16 @@ def test_the_text_is_that_of_mlm_and_every_prediction_has_something_to_see(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     sentences=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=1, max_size=8),
-    memory_tokens=st.integers(1, 60),
+    mem_len=st.integers(1, 60),
     isolate=st.booleans(),
 )
 def test_a_memory_is_the_text_before_a_sample_and_changes_nothing_else(
-    sentences: list[list[int]], memory_tokens: int, isolate: bool, tmp_path_factory: pytest.TempPathFactory
+    sentences: list[list[int]], mem_len: int, isolate: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if max(map(sum, sentences)) < 2:
         return
     folder = tmp_path_factory.getbasetemp()
-    bare, batch = (batch_of(folder, sentences, 20, isolate, memory_tokens=number) for number in (0, memory_tokens))
+    bare, batch = (batch_of(folder, sentences, 20, isolate, mem_len=number) for number in (0, mem_len))
     inputs, expected, is_memory = batch.inputs, bare.inputs, batch.inputs["is_memory"]
     for name in ("input_ids", "token_type_ids"):
         assert (getattr(inputs["packed"], name)[~is_memory] == getattr(expected["packed"], name)).all()
@@ -87,7 +87,7 @@ def test_a_memory_is_the_text_before_a_sample_and_changes_nothing_else(
         begins_document = documents[np.searchsorted(documents, first, side="right") - 1]
         known = first - begins_document
         # A sample's later sequences begin with a document.
-        assert count == min(memory_tokens, known)
+        assert count == min(mem_len, known)
         assert ids[:count].tolist() == list(range(first - count, first))
         assert (inputs["packed"].token_type_ids[start : start + count] == 0).all()
 

@@ -48,7 +48,7 @@ def recipe(objective: str, **changes: Any) -> dict[str, Any]:
     content: dict[str, Any] = {
         "seed": 5,
         "model": model_section(family, **SIZES, **encoder, dropout=0.1),
-        "objective": {"name": objective, "memory_tokens": 20 if "memory_tokens" in NEEDS[objective].keys else 0},
+        "objective": {"name": objective, "mem_len": 20 if "mem_len" in NEEDS[objective].keys else 0},
         "phases": [{"seq_len": 48, **samples, "steps": STEPS, "lr": 1e-2}],
         "optimizer": {"name": "lamb"},
         "engine": {"deepspeed": {}, "zero_stage": 1, **per_pass, "log_interval": 1, "heldout_samples": 4},
