@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multihop.cluster.ray.map import cancel_tasks
+from multihop.cluster.ray.map import cancel_tasks, interruptible
 from multihop.cluster.ray.watch import free_resources
 
 _LONGEST_REASON = 300
@@ -94,7 +94,7 @@ def call_on_nodes(calls: Sequence[Call], timeout_s: float) -> list[Any]:
     if not calls:
         return []
     references = [
-        ray.remote(call.function)
+        ray.remote(interruptible(call.function))
         .options(
             num_cpus=0,
             num_gpus=call.gpus,

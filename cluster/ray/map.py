@@ -1,5 +1,6 @@
 """Maps a function over items as Ray tasks."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,7 @@ def map_on_ray(
     cpus = min(resources.cpus, available.get("CPU", 0)) if resources.on_this_node else resources.cpus
     probe = TaskStartProbe()
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, memory=resources.memory_bytes, max_retries=RETRIES)(
-        probe.wrap(function)
+        probe.wrap(interruptible(function))
     )
     if resources.on_this_node:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -90,8 +91,24 @@ def map_on_ray(
         probe.close()
 
 
+def interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as `cancel_tasks` can interrupt it.
+
+    Ray interrupts a task through Python's handler for SIGINT. A worker has none if Ray was started by a process that
+    ignores this signal, as do commands that a script starts in the background.
+    """
+
+    def call(*arguments: Any) -> Any:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return function(*arguments)
+
+    return call
+
+
 def cancel_tasks(references: list[Any]) -> None:
     """Interrupt tasks, which then remove their temporary files; those that do not end are killed.
+
+    The tasks' functions must be `interruptible`, or all are killed.
 
     Ray's driver exits with a failed check ("Tried to complete task that was not pending") if it cancels a task just
     when the result arrives. A signal interrupts `ray.wait` at such a moment, so this waits for a while first, and

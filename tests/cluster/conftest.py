@@ -1,6 +1,7 @@
 """A local Ray that several test files use."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ def two_cpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folders = [tests.parents[1] / "src", tests.parent / "support", tests / "ray", tests / "runs"]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
-    start_ray(num_cpus=2, runtime_env={"env_vars": environment})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a command that a script starts in the background
+    try:
+        start_ray(num_cpus=2, runtime_env={"env_vars": environment})
+    finally:
+        signal.signal(signal.SIGINT, before)
     yield
     ray.shutdown()
