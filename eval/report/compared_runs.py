@@ -48,6 +48,13 @@ class ComparedRun:
         """The recipe's values by dotted key."""
         return flatten(self.recipe)
 
+    @property
+    def compared_init(self) -> str:
+        """The initial weights of fine-tuning whose scores are compared with other runs': the pretrained ones if the
+        recipe evaluates them, else the parent's, else random ones."""
+        evaluated = self.recipe["eval"].get("inits", [])
+        return next((init for init in ("pretrained", "parent", "random") if init in evaluated), "pretrained")
+
     def trials(self, task: str, init: str) -> list[RunRow]:
         """The trials at the chosen settings; none if the run has no results of this task and initialization."""
         choice = self.choices.get((task, init))

@@ -28,6 +28,7 @@ from multihop.pretrain.objectives.config import TOKEN_LOSSES
 from multihop.pretrain.run.changes import differences
 
 _MOST_CHARACTERS = 60
+_INIT_NAMES = {"pretrained": "pretrained", "parent": "parent", "random": "random weights"}
 _LOSS_NOTE = (
     "Held-out: the loss of the predicted tokens at the last step (mlm_loss, plm_loss, clm_loss, bilm_loss, "
     "translation_loss, completion_loss or ctc_loss), in nats per token, without losses on pairs. Unigram: the loss of "
@@ -53,21 +54,22 @@ def write_comparison(
     Args:
         run_dirs: directories of the runs; the others are compared with the first one.
         question: the question that the runs answer.
-        x: a recipe key with a number, for a plot of the final held-out loss against it.
+        x: a recipe key with a number, for a plot of the final held-out loss against it; of a key of `eval`, of the
+            scores.
         series: recipe keys whose values distinguish the lines of that plot.
 
     Raises:
         UserError: a file is damaged, or no run has the key `x`.
     """
     every = _short_names(read_runs(run_dirs))
-    runs = _short_names(over_seeds(every))
+    runs = _with_inits(_short_names(over_seeds(every)))
     differences_of_runs = run_differences(runs)
     tasks = _tasks(runs)
     lengths = {task: by_length(runs, task) for task in tasks if _kind(runs, task) == "translation"}
     pictures = [
         *_score_picture(runs, tasks),
         *_loss_pictures(runs),
-        *([_x_picture(every, x, series)] if x else []),
+        *([_x_picture(every, tasks, x, series)] if x else []),
         *_length_picture(lengths),
     ]
     context = {
@@ -100,6 +102,18 @@ def _short_names(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     columns = zip(*(each[:-1] for each in parts), strict=False)
     same = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
     return [replace(run, name="-".join(each[same:])) for run, each in zip(runs, parts, strict=True)]
+
+
+def _with_inits(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Return the runs with their initial weights in their names, where not all are compared at the same ones."""
+    if len({run.compared_init for run in runs}) == 1:
+        return list(runs)
+    return [
+        run
+        if run.compared_init == "pretrained"
+        else replace(run, name=f"{run.name} ({_INIT_NAMES[run.compared_init]})")
+        for run in runs
+    ]
 
 
 def _run_lines(runs: Sequence[ComparedRun]) -> list[tuple[str, str]]:
@@ -208,22 +222,34 @@ def _by(run: ComparedRun, axis: int) -> dict[float, float]:
     return dict(zip(at_steps(list(losses), clock[0], clock[axis]), losses.values(), strict=True))
 
 
-def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Picture:
-    points: dict[str, dict[float, list[float]]] = {}
-    for run in runs:
-        keys, losses = run.keys, run.heldout_loss
-        at = keys.get(x)
-        if isinstance(at, int | float) and not isinstance(at, bool) and losses:
-            label = ", ".join(f"{key} {_short(keys.get(key))}" for key in series) or "all runs"
-            points.setdefault(label, {}).setdefault(float(at), []).append(losses[max(losses)])
-    if not points:
-        raise UserError(f"no run has a number as {x}, and a held-out loss; name a key of the recipes with a number")
-    lines: Lines = [
-        (label, {at: median(losses) for at, losses in sorted(values.items())}) for label, values in points.items()
-    ]
-    values = {at for _, points in lines for at in points}
+def _x_picture(runs: Sequence[ComparedRun], tasks: Sequence[str], x: str, series: Sequence[str]) -> Picture:
+    """Return the plot of the final held-out losses against a key; of a key of `eval`, which changes no loss, the plot
+    of the scores on each task.
+
+    Raises:
+        UserError: no run has a number there, and a loss or score.
+    """
+    of_scores = x.startswith("eval.")
+    panels: list[Panel]
+    if of_scores:
+        scores = {task: [_values(run, task, run.compared_init) for run in runs] for task in tasks}
+        panels = [
+            (f"{task}: {_metric(runs, task)}", _lines(runs, x, series, of_task)) for task, of_task in scores.items()
+        ]
+    else:
+        panels = [("final held-out loss (nats)", _lines(runs, x, series, [_final_loss(run) for run in runs]))]
+    values = {at for _, lines in panels for _, points in lines for at in points}
+    if not values:
+        what = "score" if of_scores else "held-out loss"
+        raise UserError(f"no run has a number as {x}, and a {what}; name a key of the recipes with a number")
     is_log = min(values) > 0 and max(values) >= 4 * min(values)
-    panels: list[Panel] = [("final held-out loss (nats)", lines)]
+    if of_scores:
+        return Picture(
+            "scores-by-key.png",
+            "Scores of each run against a key of the recipe",
+            f"The median scores against {x}.",
+            lambda colors: draw_lines(colors, panels, x, log_axis=is_log),
+        )
     highest = _highest_loss(runs)
     return Picture(
         "loss-by-key.png",
@@ -232,6 +258,24 @@ def _x_picture(runs: Sequence[ComparedRun], x: str, series: Sequence[str]) -> Pi
         f"{_cut_note(panels, highest)}",
         lambda colors: draw_lines(colors, panels, x, log_axis=is_log, highest=highest),
     )
+
+
+def _final_loss(run: ComparedRun) -> list[float]:
+    losses = run.heldout_loss
+    return [losses[max(losses)]] if losses else []
+
+
+def _lines(runs: Sequence[ComparedRun], x: str, series: Sequence[str], values: Sequence[list[float]]) -> Lines:
+    """Return a line for each combination of the values of `series`: the medians of the runs' values at each number
+    that the runs have as x."""
+    points: dict[str, dict[float, list[float]]] = {}
+    for run, of_run in zip(runs, values, strict=True):
+        keys = run.keys
+        at = keys.get(x)
+        if isinstance(at, int | float) and not isinstance(at, bool) and of_run:
+            label = ", ".join(f"{key} {_short(keys.get(key))}" for key in series) or "all runs"
+            points.setdefault(label, {}).setdefault(float(at), []).extend(of_run)
+    return [(label, {at: median(of_at) for at, of_at in sorted(by_x.items())}) for label, by_x in points.items()]
 
 
 def _tasks(runs: Sequence[ComparedRun]) -> list[str]:
@@ -253,9 +297,14 @@ def _score_picture(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterato
     scores = [
         Scores(
             f"{task}: {_metric(runs, task)}",
-            [_values(run, task, "pretrained") for run in runs],
+            [_values(run, task, run.compared_init) for run in runs],
             # A perplexity from random weights is hundreds of times the others: no axis shows both.
-            [[] if _metric(runs, task).startswith("perplexity") else _values(run, task, "random") for run in runs],
+            [
+                []
+                if run.compared_init == "random" or _metric(runs, task).startswith("perplexity")
+                else _values(run, task, "random")
+                for run in runs
+            ],
         )
         for task in tasks
     ]
@@ -290,15 +339,14 @@ def _task_section(
 ) -> TemplateContext:
     differences_of = {each.names[1]: each.amount for each in pairs if each.row["task"] == task}
     on_pairs = _kind(runs, task) in ON_PAIRS
-    names = {"pretrained": "trained" if on_pairs else "pretrained", "parent": "parent", "random": "random weights"}
-    inits = {
-        init: name
-        for init, name in names.items()
-        if init == "pretrained" or any(_values(run, task, init) for run in runs)
+    names = _INIT_NAMES | ({"pretrained": "trained"} if on_pairs else {})
+    shown = {run.compared_init for run in runs} | {
+        init for init in names if any(_values(run, task, init) for run in runs)
     }
+    inits = {init: name for init, name in names.items() if init in shown}
     return {
         "others": other_metrics(runs, task) if on_pairs else None,
-        "signatures": signatures([row for run in runs for _, row in run.trials(task, "pretrained")]),
+        "signatures": signatures([row for run in runs for _, row in run.trials(task, run.compared_init)]),
         "lengths": lengths,
         "task": task,
         "inits": list(inits.values()),

@@ -143,13 +143,13 @@ def _limits(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -
 
 
 def _fine_tunings(run: ComparedRun, task: str) -> list[int]:
-    """Return the number of fine-tuned models of each pretrained model."""
-    return list(Counter(row.get("checkpoint_sha256") for _, row in run.trials(task, "pretrained")).values())
+    """Return the number of fine-tuned models of each pretrained model; of random weights that of all."""
+    return list(Counter(row.get("checkpoint_sha256") for _, row in run.trials(task, run.compared_init)).values())
 
 
 def _scores(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -> TemplateContext | None:
     """Return the table of medians (its columns after the runs' names, and its lines); None without a task."""
-    tasks = list(dict.fromkeys(task for run in runs for task, init in run.choices if init == "pretrained"))
+    tasks = list(dict.fromkeys(task for run in runs for task, init in run.choices if init == run.compared_init))
     if not tasks:
         return None
     marks = {
@@ -161,11 +161,11 @@ def _scores(runs: Sequence[ComparedRun], differences: Sequence[RunDifference]) -
         task: choice.chosen.rows[0]["metric"]
         for run in reversed(runs)
         for (task, init), choice in run.choices.items()
-        if init == "pretrained"
+        if init == run.compared_init
     }
     lines = []
     for run in runs:
-        choices = [run.choices.get((task, "pretrained")) for task in tasks]
+        choices = [run.choices.get((task, run.compared_init)) for task in tasks]
         cells = [
             f"{show(median(choice.chosen.values))}{marks.get((run.name, task), '')}" if choice else ""
             for task, choice in zip(tasks, choices, strict=True)

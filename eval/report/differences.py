@@ -20,7 +20,7 @@ Outcome = Literal["better", "worse", "no significant difference", "not judged"]
 
 @dataclass(frozen=True)
 class RunDifference:
-    """The difference between another run and the first one on a task, both with pretrained weights."""
+    """The difference between another run and the first one on a task, each at its `compared_init`."""
 
     names: tuple[str, str]
     row: Row
@@ -51,8 +51,12 @@ def run_differences(runs: Sequence[ComparedRun]) -> list[RunDifference]:
 
 
 def shared_tasks(first: ComparedRun, other: ComparedRun) -> list[str]:
-    """Return the tasks on which both runs have results with pretrained weights."""
-    return [task for task, init in first.choices if init == "pretrained" and (task, init) in other.choices]
+    """Return the tasks on which both runs have results at their `compared_init`."""
+    return [
+        task
+        for task, init in first.choices
+        if init == first.compared_init and (task, other.compared_init) in other.choices
+    ]
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,11 @@ class _Pair:
 
 
 def _pair(first: ComparedRun, other: ComparedRun, task: str) -> _Pair:
-    names, key = (first.name, other.name), (task, "pretrained")
-    row, others = first.choices[key].chosen.rows[0], other.choices[key].chosen.rows[0]
+    names, keys = (first.name, other.name), ((task, first.compared_init), (task, other.compared_init))
+    row, others = first.choices[keys[0]].chosen.rows[0], other.choices[keys[1]].chosen.rows[0]
     if why_not := _incomparable(row, others):
         return _Pair(names, row, None, why_not)
-    between = difference(row["metric"], first.trials(*key), other.trials(*key))
+    between = difference(row["metric"], first.trials(*keys[0]), other.trials(*keys[1]))
     missing = missing_for_verdict(row["kind"], between)
     return _Pair(names, row, between, f"{missing} are needed" if missing else "")
 

@@ -90,6 +90,32 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "loss-by-key.png").exists()
 
 
+def test_runs_that_evaluate_only_their_parent_or_random_weights_are_compared(tmp_path: Path) -> None:
+    """With a curve of scores, because `x` is a key of the evaluation."""
+    runs = []
+    for init, number, values in (
+        ("parent", 100, [0.6, 0.62, 0.61]),
+        ("parent", 1000, [0.9, 0.91, 0.92]),
+        ("random", 100, [0.3, 0.32, 0.31]),
+    ):
+        run = _trained(with_predictions(tmp_path, f"few-{init}-{number}", values, init=init), 10.0)
+        content = json.loads((run / "recipe.json").read_text())
+        content["eval"] |= {"inits": [init], "max_examples": number}
+        (run / "recipe.json").write_text(json.dumps(content))
+        runs.append(run)
+    found, markdown, _ = _report(runs, tmp_path / "out", x="eval.max_examples", series=["eval.inits"])
+    assert found["topics, accuracy"] == [
+        ["parent-100 (parent)", "0.610"],
+        ["parent-1000 (parent)", "0.910 (better)"],
+        ["random-100 (random weights)", "0.310 (worse)"],
+    ]
+    [_, other, random] = found["difference to parent-100 (parent)"]
+    assert other[1:3] == ["0.910 [0.900 to 0.920]", "none"] and other[3].startswith("30.0 points [2")
+    assert random[1:3] == ["none", "0.310 [0.300 to 0.320]"] and random[3].startswith("-30.0 points [-3")
+    assert "](scores-by-key.png)" in markdown and "The median scores against eval.max_examples." in markdown
+    assert "| run | parent | random weights |" in markdown and "Hollow" not in markdown
+
+
 def test_losses_of_other_tokens_are_not_called_comparable(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, 2, [(0, 9.0)], [(0, "random", 0.5)]) for name in ("a", "b", "c")]
     for run, unigram in zip(runs, (6.5, 6.5, 6.6), strict=True):
