@@ -16,6 +16,8 @@ ReportOn = Literal["half", "dev"]
 Schedule = Literal["linear", "slanted_triangular"]
 MAX_HOPS = 20
 """Maximum of `pooling: {hops: N}`, and of a memory network."""
+_LSTM_WIDTH = 768
+"""Units of a BiLSTM on features in each direction (Devlin et al. 2018, section 5.3)."""
 _Positive = Annotated[float, Field(gt=0.0)]
 _NotNegative = Annotated[float, Field(ge=0.0)]
 _Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -36,9 +38,16 @@ class Features(Section):
     head: Literal["linear", "bilstm", "bilstm_crf"] = "bilstm"
     """The layers that are trained on top; bilstm: two BiLSTM layers before the linear one; bilstm_crf: also a
     conditional random field after it, for tagging."""
+    # Left out of keys of trials where it is the default, so that those from before it are still theirs.
+    lstm_width: int = Field(default=_LSTM_WIDTH, ge=1, exclude_if=lambda width: width == _LSTM_WIDTH)
+    """Units of the BiLSTM in each direction."""
 
     @model_validator(mode="after")
     def _both_are_beside_an_lstm(self) -> "Features":
+        if self.lstm_width != _LSTM_WIDTH and self.head == "linear":
+            raise UserError(
+                f"lstm_width={self.lstm_width} is for a BiLSTM, but head=linear has none; remove it, or set head=bilstm"
+            )
         if self.combine == "mix_both" and self.head == "linear":
             raise UserError(
                 "combine=mix_both is for the input and the output of a BiLSTM, but head=linear has none; set "

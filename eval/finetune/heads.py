@@ -17,8 +17,8 @@ from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import PackedTokens
 
-LSTM_UNITS, LSTM_DEPTH = 768, 2
-"""Units in each direction, and layers, of the BiLSTM (Devlin et al. 2018, section 5.3)."""
+LSTM_DEPTH = 2
+"""Layers of the BiLSTM (Devlin et al. 2018, section 5.3)."""
 
 
 class FeatureReader(nn.Module):
@@ -44,11 +44,12 @@ class FeatureReader(nn.Module):
             self.scale = nn.Parameter(torch.ones(()))
         self.lstm: nn.LSTM | None = None
         if features.head != "linear":
-            self.lstm = nn.LSTM(self.width, LSTM_UNITS, LSTM_DEPTH, bidirectional=True)
-            self.width = 2 * LSTM_UNITS
+            units = features.lstm_width
+            self.lstm = nn.LSTM(self.width, units, LSTM_DEPTH, bidirectional=True)
+            self.width = 2 * units
             for parameter in self.lstm.parameters():
                 # torch's own bound, drawn with the trial's seed.
-                nn.init.uniform_(parameter, -(LSTM_UNITS**-0.5), LSTM_UNITS**-0.5, generator=generator)
+                nn.init.uniform_(parameter, -(units**-0.5), units**-0.5, generator=generator)
         if self.combine == "mix_both":
             self.mix_above = nn.Parameter(torch.zeros(len(self.indexes)))
             self.scale_above = nn.Parameter(torch.ones(()))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,35 +45,36 @@ class FineTuned:
     unlabeled: dict[str, Predicted]
 
 
-Member = tuple[TaskModel, Mapping[str, Encoded]]
-"""A model, and train, dev and test, and the task's other sets and those without labels by their names, as it reads
-them."""
+class Member(NamedTuple):
+    """A model that is trained on a task."""
+
+    model: TaskModel
+    sets: Mapping[str, Encoded]
+    """train, dev and test, and the task's other sets and those without labels by their names, as the model reads
+    them."""
+    seed: int
+    """Decides the order of the examples, and dropout."""
 
 
 def finetune_labeled(
-    model: TaskModel,
-    task: Task,
-    sets: Mapping[str, Encoded],
-    settings: TrialSettings,
-    seed: int,
-    average_with: Sequence[Member] = (),
+    member: Member, task: Task, settings: TrialSettings, average_with: Sequence[Member] = ()
 ) -> FineTuned:
-    """Train `model`, then score the test examples and the task's other sets, and predict those without labels.
+    """Train a model, then score the test examples and the task's other sets, and predict those without labels.
 
     Args:
-        sets: see `Member`.
         average_with: further models, which are trained in the same way; the probabilities of all are averaged. The
-            curves and the best epoch of the result are those of `model`, but the development score is that of the
+            curves and the best epoch of the result are those of `member`, but the development score is that of the
             average.
 
     Raises:
         NonFiniteLossError: the loss of a step was infinite or NaN.
     """
-    members, scale = [(model, sets), *average_with], TargetScale.of(sets["train"])
-    history, *_ = [_train(member, task, settings, seed, scale) for member in members]
+    members, sets = [member, *average_with], member.sets
+    scale = TargetScale.of(sets["train"])
+    history, *_ = [_train(each, task, settings, scale) for each in members]
 
     def predict_set(name: str) -> Predicted:
-        return average([predict(each, task, encoded[name], scale) for each, encoded in members])
+        return average([predict(each.model, task, each.sets[name], scale) for each in members])
 
     if average_with:
         history = replace(history, dev_value=score_of(task, sets["dev"], predict_set("dev"))[0])
@@ -85,8 +86,8 @@ def finetune_labeled(
     return FineTuned(value, other_metrics, history, predicted, {name: predict_set(name) for name in task.unlabeled})
 
 
-def _train(member: Member, task: Task, settings: TrialSettings, seed: int, scale: "TargetScale") -> History:
-    model, sets = member
+def _train(member: Member, task: Task, settings: TrialSettings, scale: "TargetScale") -> History:
+    model, sets, seed = member
     train, dev = sets["train"], sets["dev"]
     return finetune(
         model,

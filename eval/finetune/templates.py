@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from multihop.common.errors import UserError
+from multihop.eval.config import TrialSettings
 from multihop.pretrain.models.families import FAMILIES
 
 DELIMITERS = 3
@@ -27,6 +28,11 @@ class Template:
         return len(self.before) + (texts - 1) * len(self.between) + len(self.after)
 
 
+def keeps_embeddings(settings: TrialSettings) -> bool:
+    """Return whether the embeddings are frozen, or, with gradual unfreezing, until the last epochs."""
+    return settings.features is not None or settings.gradual_unfreezing
+
+
 def template_of(family: str, special_ids: dict[str, int], vocab_size: int, frozen: bool = False) -> Template:
     """Return the template of a family (`model.family`), as tokenizers' TemplateProcessing has them.
 
@@ -34,11 +40,11 @@ def template_of(family: str, special_ids: dict[str, int], vocab_size: int, froze
     XLNet: a <sep> b <sep> <cls> (Yang et al. 2019, in the published code). Causal
     models: start a delimiter b extract, three tokens that pretraining has not seen (Radford et al. 2018, section 3.3),
     with ids from `vocab_size` on. In a model that reads backward, start and extract change places. They have to be
-    learned, so a frozen model of these kinds reads its end-of-text token instead, which pretraining has
-    seen.
+    learned, so a model of these kinds whose embeddings stay as they are, at least for most of the training (see
+    `keeps_embeddings`), reads its end-of-text token instead, which pretraining has seen.
 
     Args:
-        frozen: whether the model's weights stay as they are.
+        frozen: whether the embeddings stay as they are.
 
     Raises:
         UserError: the tokenizer is not one for this kind of model.

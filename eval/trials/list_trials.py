@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from multihop.common.counter_rng import key_of
 from multihop.eval.config import MIN_SEQ_LEN, EvalConfig, Init, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest
 from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
@@ -85,16 +86,18 @@ def plan_trials(
                             weights_dir=str(weights_dir) if shares else None,
                             target_tokenizer_path=evaluated.target_tokenizer_path,
                             source_vocab_size=evaluated.source_vocab_size,
-                            average_with=_fields_of(average_with, init) if average_with is not None else None,
+                            average_with=_fields_of(average_with, init, seed) if average_with is not None else None,
                         )
                     )
     return trials
 
 
-def _fields_of(averaged: ModelUnderTest, init: Init) -> dict[str, Any]:
-    """Return the fields of a trial of the other model, with its trained weights, or random ones."""
+def _fields_of(averaged: ModelUnderTest, init: Init, seed: int) -> dict[str, Any]:
+    """Return the fields of a trial of the other model, with its trained weights, or random ones. It has a seed of its
+    own: with the trial's, two models of one kind would be one where both begin with random weights."""
     weights = None if init == "random" else averaged
     return {
+        "seed": key_of("average_with", seed) >> 1,
         "init": "random" if init == "random" else "pretrained",
         "checkpoint_dir": weights.checkpoint_dir if weights else None,
         "checkpoint_sha256": weights.checkpoint_sha256 if weights else None,

@@ -15,11 +15,11 @@ from multihop.data_prep.tokenizers.tokenizer import Tokenizer
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.input_cache import TaskInputs, task_inputs
-from multihop.eval.finetune.labeled import finetune_labeled
+from multihop.eval.finetune.labeled import Member, finetune_labeled
 from multihop.eval.finetune.loop import History
 from multihop.eval.finetune.span_inputs import span_inputs
 from multihop.eval.finetune.spans import finetune_spans
-from multihop.eval.finetune.templates import template_of
+from multihop.eval.finetune.templates import keeps_embeddings, template_of
 from multihop.eval.model.load_model import device
 from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import Task
@@ -36,9 +36,11 @@ def run_labeled(trial: Trial) -> tuple[Row, dict[str, Any]]:
     model, inputs, tokenizer, info = _open_labeled(trial, settings)
     others = []
     if trial.average_with is not None:
-        other, inputs_of_other, _, _ = _open_labeled(replace(trial, **trial.average_with, average_with=None), settings)
-        others = [(other, inputs_of_other.sets)]
-    result = finetune_labeled(model, inputs.task, inputs.sets, settings, trial.seed, others)
+        its_trial = replace(trial, **trial.average_with, average_with=None)
+        other, inputs_of_other, _, _ = _open_labeled(its_trial, settings)
+        others = [Member(other, inputs_of_other.sets, its_trial.seed)]
+    own = Member(model, inputs.sets, trial.seed)
+    result = finetune_labeled(own, inputs.task, settings, others)
     special = set(info.special_ids.values())
     predictions = predictions_of(
         inputs.task,
@@ -87,7 +89,7 @@ def _read_inputs(
         trial.task_fingerprint,
         tokenizer,
         info.sha256,
-        template_of(family, info.special_ids, trial.vocab_size, settings.features is not None),
+        template_of(family, info.special_ids, trial.vocab_size, keeps_embeddings(settings)),
         of_family,
         settings,
     )

@@ -10,7 +10,7 @@ from multihop.common.json_lines import Row
 from multihop.eval.config import Init, TrialSettings
 from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import UNTRAINED, Kind, Task
-from multihop.pretrain.models.families import parse_model_config
+from multihop.pretrain.models.families import FAMILIES, parse_model_config
 
 _IN_NAMES = {"lr": "lr", "batch_size": "batch", "epochs": "epochs"}
 
@@ -115,6 +115,9 @@ def _identity(trial: Trial) -> dict[str, Any]:
     if trial.start_from is not None:
         assert trial.source_key is not None, "multihop.eval.trials.start_from chooses it first"
         identity["source"] = trial.source_key
+    settings = TrialSettings.model_validate(trial.settings)
+    if settings.gradual_unfreezing and FAMILIES[trial.model["family"]].reads_one_way and trial.kind not in UNTRAINED:
+        identity["template"] = "end of text"  # earlier versions added tokens: see `keeps_embeddings`
     if trial.average_with is not None:
         identity["average_with"] = _identity(replace(trial, **trial.average_with, average_with=None))
     return identity

@@ -19,7 +19,7 @@ from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import EvalConfig, Features, TrialSettings
 from multihop.eval.finetune.heads import FeatureReader, TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
-from multihop.eval.finetune.labeled import finetune_labeled
+from multihop.eval.finetune.labeled import Member, finetune_labeled
 from multihop.eval.finetune.templates import template_of
 from multihop.eval.model.model_under_test import of_run
 from multihop.eval.model.pooling import mean_pool
@@ -42,12 +42,6 @@ LINEAR = Features(layers=[0, -1], head="linear")
 def _check_settings(config: EvalConfig, layers: int) -> None:
     sizes = {"family": "bert", "layers": layers, "hidden": 4, "heads": 1, "max_positions": 8}
     check_settings(config, open_tasks(config), parse_model_config(sizes))
-
-
-@pytest.fixture
-def few_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduce the BiLSTM, so that it is trained in a second."""
-    monkeypatch.setattr("multihop.eval.finetune.heads.LSTM_UNITS", 32)
 
 
 def _reader(features: Features, layers: int = 3, hidden: int = 4) -> FeatureReader:
@@ -133,6 +127,13 @@ def test_a_mix_beside_the_output_has_weights_of_its_own() -> None:
         Features(combine="mix_both", head="linear")
 
 
+def test_the_width_of_the_lstm_is_part_of_a_trials_key_where_it_is_not_the_default() -> None:
+    assert "lstm_width" not in Features().model_dump() and Features(lstm_width=32).model_dump()["lstm_width"] == 32
+    assert Features.model_validate(Features().model_dump()) == Features()
+    with pytest.raises(ValidationError, match="lstm_width=32 is for a BiLSTM, but head=linear has none; remove it"):
+        Features(head="linear", lstm_width=32)
+
+
 @pytest.mark.usefixtures("bbc")
 def test_a_crf_is_for_tagging() -> None:
     crf = {"layers": [-1], "head": "bilstm_crf"}
@@ -173,17 +174,17 @@ def test_a_seed_decides_the_lstm(bert: ModelConfig, bert_data: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "name", "features", "epochs"),
     [
-        ("gpt2", "conll2003", Features(layers=[0, 1], combine="sum"), 4),
+        ("gpt2", "conll2003", Features(layers=[0, 1], combine="sum", lstm_width=32), 4),
         ("bert", "bbc-topics", LINEAR.model_copy(update={"combine": "mix"}), 8),
         ("gpt2", "bbc-topics", LINEAR, 8),
         ("modernbert", "bbc-topics", LINEAR, 8),
         ("modernbert_decoder", "conll2003", LINEAR, 8),
         ("xlnet", "bbc-topics", LINEAR, 8),
-        ("bilm", "conll2003", Features(layers=[0, 1, 2], combine="mix_both", head="bilstm_crf"), 4),
+        ("bilm", "conll2003", Features(layers=[0, 1, 2], combine="mix_both", head="bilstm_crf", lstm_width=32), 4),
     ],
 )
 def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
-    family: str, name: str, features: Features, epochs: int, request: pytest.FixtureRequest, few_units: None
+    family: str, name: str, features: Features, epochs: int, request: pytest.FixtureRequest
 ) -> None:
     torch.set_num_threads(1)
     config: ModelConfig = request.getfixturevalue(family)
@@ -193,7 +194,7 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
     before = {key: tensor.clone() for key, tensor in model.encoder.state_dict().items()}
     trained = {key: p.detach().clone() for key, p in model.named_parameters() if p.requires_grad}
     settings = TrialSettings(epochs=epochs, lr=1e-2, batch_size=8, seq_len=32)
-    result = finetune_labeled(model, task, _encoded(task, data, config.family), settings, 0)
+    result = finetune_labeled(Member(model, _encoded(task, data, config.family), 0), task, settings)
     assert result.value > 0.8
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.encoder.state_dict().items())
     assert trained and not any(key.startswith("encoder.") for key in trained)
@@ -207,9 +208,9 @@ def test_what_is_on_top_learns_and_the_model_stays_as_it_was(
 
 @pytest.mark.usefixtures("conll")
 def test_the_row_of_a_trial_has_the_learned_weights_of_the_layers(
-    bilm: ModelConfig, bert_data: Path, checkpoint: Checkpoint, few_units: None
+    bilm: ModelConfig, bert_data: Path, checkpoint: Checkpoint
 ) -> None:
-    features = {"layers": [0, 1, -1], "combine": "mix", "head": "bilstm_crf"}
+    features = {"layers": [0, 1, -1], "combine": "mix", "head": "bilstm_crf", "lstm_width": 32}
     config = EvalConfig.model_validate(
         {
             "tasks": [{"name": "conll2003", "features": features}, "conll2003-pos"], "seeds": [0], "epochs": 1,
@@ -272,7 +273,7 @@ def _squad(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_every_kind_of_task_can_be_done_with_a_frozen_model(
-    family: str, request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path: Path, few_units: None
+    family: str, request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     model, data = (request.getfixturevalue(fixture) for fixture in (family, f"{family}_data"))
     model = model.model_copy(update={"max_positions": 96})
@@ -280,7 +281,8 @@ def test_every_kind_of_task_can_be_done_with_a_frozen_model(
     _squad(tmp_path)
     given = {
         "tasks": [str(tmp_path / "pairs.yaml"), str(tmp_path / "choices.yaml"), "squad1"],
-        "features": {"layers": [-1]}, "seeds": [0], "epochs": 1, "seq_len": 80, "data_dir": str(tmp_path),
+        "features": {"layers": [-1], "lstm_width": 32}, "seeds": [0], "epochs": 1, "seq_len": 80,
+        "data_dir": str(tmp_path),
         "max_examples": 8,
     }  # fmt: skip
     config = EvalConfig.model_validate(given)
@@ -289,10 +291,11 @@ def test_every_kind_of_task_can_be_done_with_a_frozen_model(
     rows: list[Row] = [json.loads(json.dumps(run_trial(trial).row)) for trial in trials]
     assert [(row["kind"], row["status"]) for row in rows] == [("regression", "ok"), ("choice", "ok"), ("spans", "ok")]
     for row in rows:
-        assert row["hyperparameters"]["features"] == {"layers": [-1], "combine": "concat", "head": "bilstm"}
+        features = {"layers": [-1], "combine": "concat", "head": "bilstm", "lstm_width": 32}
+        assert row["hyperparameters"]["features"] == features
     # The recipe's rows are found again, and those of another reading are not.
     keys = {row["key"] for row in rows}
-    for features in (None, {"layers": [-1], "head": "linear"}):
-        other = EvalConfig.model_validate({**given, "features": features})
+    for read_otherwise in (None, {"layers": [-1], "head": "linear"}, {"layers": [-1]}):
+        other = EvalConfig.model_validate({**given, "features": read_otherwise})
         others = plan_trials(other, open_tasks(other), evaluated)
         assert keys.isdisjoint(map(trial_key, others)) and not keys.isdisjoint(map(trial_key, trials))

@@ -14,7 +14,7 @@ from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import Encoded, encode
-from multihop.eval.finetune.labeled import FineTuned, TargetScale, finetune_labeled, predict, score_of
+from multihop.eval.finetune.labeled import FineTuned, Member, TargetScale, finetune_labeled, predict, score_of
 from multihop.eval.finetune.loop import NonFiniteLossError, finetune, linear_schedule
 from multihop.eval.finetune.templates import template_of
 from multihop.eval.tasks.known_tasks import load_task
@@ -46,7 +46,7 @@ def _run(
     config: ModelConfig, data: Path, task: Task, settings: TrialSettings, seed: int
 ) -> tuple[FineTuned, TaskModel]:
     model = _model(config, data, task, seed)
-    return finetune_labeled(model, task, _encoded(task, data, config.family), settings, seed), model
+    return finetune_labeled(Member(model, _encoded(task, data, config.family), seed), task, settings), model
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def test_the_probabilities_of_two_models_are_averaged(
 ) -> None:
     task, settings = load_task("bbc-topics", None), TrialSettings(epochs=1, lr=1e-3, seq_len=32)
     (one, _), (two, _) = (_run(*each, task, settings, 2) for each in ((bert, bert_data), (gpt2, gpt2_data)))
-    other = _model(gpt2, gpt2_data, task, 2), _encoded(task, gpt2_data, "gpt2")
+    other = Member(_model(gpt2, gpt2_data, task, 2), _encoded(task, gpt2_data, "gpt2"), 2)
     sets = _encoded(task, bert_data)
-    both = finetune_labeled(_model(bert, bert_data, task, 2), task, sets, settings, 2, [other])
+    both = finetune_labeled(Member(_model(bert, bert_data, task, 2), sets, 2), task, settings, [other])
     rows = zip(both.predicted.probabilities, one.predicted.probabilities, two.predicted.probabilities, strict=True)
     for mean, first, second in rows:
         np.testing.assert_allclose(mean, (first + second) / 2)
@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_is_an_error(bert: ModelConfig, bert_data: Pat
     with torch.no_grad():
         model.head.weight.fill_(math.inf)
     with pytest.raises(NonFiniteLossError, match="at step 1 of"):
-        finetune_labeled(model, task, _encoded(task, bert_data), TrialSettings(epochs=1), 0)
+        finetune_labeled(Member(model, _encoded(task, bert_data), 0), task, TrialSettings(epochs=1))
 
 
 @pytest.mark.usefixtures("one_thread")

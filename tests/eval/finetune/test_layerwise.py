@@ -18,7 +18,7 @@ from multihop.data_prep.tokenizers.tokenizer import load
 from multihop.eval.config import EvalConfig, TrialSettings
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import encode
-from multihop.eval.finetune.labeled import TargetScale, finetune_labeled, loss_of
+from multihop.eval.finetune.labeled import Member, TargetScale, finetune_labeled, loss_of
 from multihop.eval.finetune.loop import finetune, parameter_groups, slanted_triangular
 from multihop.eval.finetune.templates import template_of
 from multihop.eval.model.pooling import concat_pool
@@ -130,7 +130,7 @@ def test_all_settings_together_are_trained_and_repeatable(family: str, data_of: 
     histories = []
     for _ in range(2):
         model = model_of(family, data_of(family), task, pooling="concat")
-        histories.append(finetune_labeled(model, task, sets, settings, 0).history)
+        histories.append(finetune_labeled(Member(model, sets, 0), task, settings).history)
     assert histories[0] == histories[1] and len(histories[0].dev_curve) == 4
     assert histories[0].loss_curve[-1][1] < histories[0].loss_curve[0][1]
 

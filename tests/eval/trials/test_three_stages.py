@@ -86,6 +86,8 @@ def test_from_general_text_by_target_text_to_a_classifier(
         assert both.row["curve"] == alone["curve"]  # of the run's own model
         expected = None if alone["init"] == "random" else backward.checkpoint_sha256
         assert both.row["average_with_sha256"] == expected
+    # The other model has a seed of its own, or two models of one kind would be one where both weights are random.
+    assert all(trial.average_with["seed"] != trial.seed for trial in trials)
     moved = replace(trials[0], average_with={**trials[0].average_with, "checkpoint_dir": "elsewhere"})
     assert trial_key(moved) == trial_key(trials[0])
     other = replace(trials[0], average_with={**trials[0].average_with, "checkpoint_sha256": "0" * 64})
