@@ -57,11 +57,12 @@ def plain(case: Case) -> Stepper:
     sentences = torch.from_numpy(stories.sentences)
     memories, asked = sentences[stories.memories], sentences[stories.questions]
     answers, sizes = torch.from_numpy(stories.answers), torch.from_numpy(stories.sizes)
+    shape = min(settings.memory_size, int(sizes.max())), memories.shape[2]
     reset_peak_memory()
 
     def step() -> None:
         for _ in range(settings.restarts):
-            network = PlainMemoryNetwork(words, settings.width, settings.hops, memories.shape[1:], settings.times)
+            network = PlainMemoryNetwork(words, settings.width, settings.hops, shape, settings.times)
             optimizer = torch.optim.SGD(network.parameters(), settings.lr)
             for batch in torch.randperm(len(answers)).split(settings.batch_size):
                 longest = int(sizes[batch].max())
@@ -72,7 +73,7 @@ def plain(case: Case) -> Stepper:
                 optimizer.zero_grad()
             with torch.inference_mode():
                 for batch in torch.arange(len(answers)).split(256):
-                    network(memories[batch], asked[batch]).argmax(-1)
+                    network(memories[batch, : int(sizes[batch].max())], asked[batch]).argmax(-1)
 
     return step
 

@@ -17,11 +17,18 @@ from multihop.common.files import sha256_file, sha256_json
 from multihop.common.json_lines import append_row, read_rows
 from multihop.eval.config import MAX_HOPS
 from multihop.eval.memory_network.stories import Stories, encode_stories, vocabulary
-from multihop.eval.memory_network.training import Trained, TrainingSettings, answer, attend, train_networks
+from multihop.eval.memory_network.training import (
+    TrainedNetworks,
+    TrainingSettings,
+    answer,
+    attend,
+    predicted,
+    train_networks,
+)
 from multihop.eval.tasks.babi import TASKS, Question, read_questions, task_files
 
 RESULTS = "results.jsonl"
-_KEY_VERSION = 4
+_KEY_VERSION = 5
 """Changes with the training or the row, so that older rows are not used."""
 _MAX_STATEMENTS = 12
 """Maximum number of statements in the recorded example."""
@@ -80,14 +87,14 @@ def run_babi(
     if unknown or not tasks:
         raise UserError(f"tasks {list(tasks)}: bAbI has the tasks 1 to 20; give some of them")
     if not 1 <= settings.hops <= MAX_HOPS:
-        raise UserError(f"{settings.hops} hops; expected 1 to {MAX_HOPS}, where three are usual")
+        raise UserError(f"--hops {settings.hops}: expected 1 to {MAX_HOPS} (3 is usual)")
     data = [_read(folder, task) for task in dict.fromkeys(tasks)]
     done = {row["key"]: row for row in read_rows(out / RESULTS)}
     rows: list[dict[str, Any]] = []
     for group in [data] if joint else [[each] for each in data]:
         keys = [_key(each, group, joint, settings, seed) for each in group]
         if not all(key in done for key in keys):
-            what = "all tasks" if len(group) > 1 else f"task {group[0].task}"
+            what = f"{len(group)} tasks" if len(group) > 1 else f"task {group[0].task}"
             found = _train_and_test(group, settings, seed, partial(progress, what))
             for key, row in zip(keys, found, strict=True):
                 if key not in done:
@@ -137,8 +144,8 @@ def _train_and_test(
                 "questions": len(own),
                 "stories_without_question": task.unused,
                 "error": float(wrong[trained.chosen, own].mean()),
-                "validation_error": float(trained.wrong[trained.chosen, validated == task.task].mean()),
-                "training_error": float(trained.wrong_in_training[trained.chosen, trained_on == task.task].mean()),
+                "validation_error": _share(trained.validation_wrong[trained.chosen, validated == task.task]),
+                "training_error": _share(trained.training_wrong[trained.chosen, trained_on == task.task]),
                 "errors_of_restarts": wrong[:, own].mean(1).tolist(),
                 "seconds": seconds,
                 "example": _example(trained, tested, test, wrong[trained.chosen], own, names),
@@ -147,8 +154,13 @@ def _train_and_test(
     return rows
 
 
+def _share(wrong: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
+    """Return the share of wrong answers; None without questions, as where few questions of a task are held out."""
+    return float(wrong.mean()) if len(wrong) else None
+
+
 def _example(
-    trained: Trained,
+    trained: TrainedNetworks,
     tested: Stories,
     questions: Sequence[Question],
     wrong: np.ndarray[Any, np.dtype[np.bool_]],
@@ -166,6 +178,6 @@ def _example(
         "statements": list(statements),
         "question": questions[chosen].text,
         "answer": questions[chosen].answer,
-        "predicted": names[int(logits[trained.chosen, 0, 1:].argmax()) + 1],
+        "predicted": names[int(predicted(logits[trained.chosen, 0]))],
         "attention": by_hop,
     }

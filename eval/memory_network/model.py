@@ -115,8 +115,8 @@ class MemoryNetworks(nn.Module):
         """(R, U, d): the sums of the words' embeddings with position encoding: that of the j-th of at most J words is
         weighted in dimension k by 1 + 4 (k - (d + 1) / 2) (j - (J + 1) / 2) / (d J).
 
-        These are the weights of the authors' code, whose J also counts the temporal encoding as a word; those of
-        section 4.1 are half of them with j and k counted from 1/2.
+        As in the authors' code, except that J there also counts the temporal encoding as a word. The weights of section
+        4.1 are half of these, with j and k counted from 1/2.
         """
         bags, by_position = (counts @ words).chunk(2, dim=1)
         return bags + by_position * self.dimension

@@ -1,4 +1,4 @@
-"""bAbI's stories as arrays: sentences as word ids, and questions as the sentences that precede them."""
+"""bAbI's stories as arrays: sentences as word ids, and questions with the sentences that precede them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Stories:
-    """Q questions over U different sentences of at most J words. Word 0 and sentence 0 are padding."""
+    """Q questions over U distinct sentences of at most J words. Word 0 and sentence 0 are padding."""
 
     sentences: NDArray[np.int64]
     """(U, J), word ids."""
@@ -49,12 +49,18 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def _answer(question: Question) -> str:
+    """Return the answer in lower case, as the words of sentences are: with adjacent tying a name is the same word in
+    both."""
+    return question.answer.lower()
+
+
 def vocabulary(questions: Iterable[Question]) -> dict[str, int]:
     """Return the ids, from 1, of the words of statements, questions and answers, in alphabetical order."""
     words = {
         word
         for question in questions
-        for word in [*(w for text in (*question.statements, question.text) for w in words_of(text)), question.answer]
+        for word in [*(w for text in (*question.statements, question.text) for w in words_of(text)), _answer(question)]
     }
     return {word: number for number, word in enumerate(sorted(words), 1)}
 
@@ -86,6 +92,6 @@ def encode_stories(questions: Sequence[Question], words: dict[str, int], memory_
         memories=memories,
         sizes=sizes,
         questions=asked,
-        answers=np.array([words[question.answer] for question in questions], np.int64),
+        answers=np.array([words[_answer(question)] for question in questions], np.int64),
         tasks=np.array([question.task for question in questions], np.int64),
     )

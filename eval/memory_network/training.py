@@ -64,17 +64,17 @@ def max_blanks(size: int, noise: float) -> int:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetworks:
     """Networks after training, and their results."""
 
     model: MemoryNetworks
     validation: NDArray[np.int64]
     """(Q,), the questions that were held out."""
-    wrong: NDArray[np.bool_]
+    validation_wrong: NDArray[np.bool_]
     """(R, Q), whether each network's answer to each of these is wrong."""
     training: NDArray[np.int64]
     """(T,), the questions that the networks were trained on."""
-    wrong_in_training: NDArray[np.bool_]
+    training_wrong: NDArray[np.bool_]
     """(R, T), whether each network's answer to each of these is wrong."""
     chosen: int
     """The network with the lowest training error; of equal ones that with the lowest training loss."""
@@ -86,7 +86,7 @@ def train_networks(
     settings: TrainingSettings,
     seed: int,
     progress: Callable[[int, int], None] = lambda epoch, epochs: None,
-) -> Trained:
+) -> TrainedNetworks:
     """Train `settings.restarts` networks on the questions, each with its own initial weights, orders and time noise.
 
     Args:
@@ -118,10 +118,10 @@ def train_networks(
             times = noisy_times(stories.sizes[batch], settings.memory_size, settings.time_noise, rng)
             _step(model, stories, batch, times, lr, settings.max_grad_norm, linear)
         progress(epoch + 1, epochs)
-    wrong, _ = answer(model, stories, validation)
-    wrong_in_training, losses = answer(model, stories, training)
-    chosen = int(np.lexsort([losses.sum(1), wrong_in_training.sum(1)])[0])
-    return Trained(model, validation, wrong, training, wrong_in_training, chosen)
+    validation_wrong, _ = answer(model, stories, validation)
+    training_wrong, losses = answer(model, stories, training)
+    chosen = int(np.lexsort([losses.sum(1), training_wrong.sum(1)])[0])
+    return TrainedNetworks(model, validation, validation_wrong, training, training_wrong, chosen)
 
 
 def noisy_times(sizes: NDArray[np.int64], memories: int, noise: float, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -151,7 +151,7 @@ def _step(
     linear: bool,
 ) -> None:
     """One step of SGD on each network's sum of losses; batch: int64 (R, B), questions; times: int64 (R, B, M)."""
-    logits, _ = model(*_inputs(stories, batch, times), linear)
+    logits, _ = model(*_inputs(stories, batch, times, model.sizes.memories), linear)
     answers = torch.from_numpy(stories.answers[batch])
     loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="sum")
     parameters = list(model.parameters())
@@ -163,9 +163,12 @@ def _step(
             parameter.sub_(scale.view(-1, *[1] * (gradient.ndim - 1)) * gradient)
 
 
-def _inputs(stories: Stories, batch: NDArray[np.int64], times: NDArray[np.int64]) -> tuple[Tensor, ...]:
-    """The model's inputs for some questions: only the sentences and memories that occur in them."""
-    memories = int(stories.sizes[batch].max())
+def _inputs(
+    stories: Stories, batch: NDArray[np.int64], times: NDArray[np.int64], most_memories: int
+) -> tuple[Tensor, ...]:
+    """The model's inputs for some questions: only the sentences and memories that occur in them, of longer stories than
+    those of the training the newest statements."""
+    memories = min(int(stories.sizes[batch].max()), most_memories)
     memory_sentences, questions = stories.memories[batch][..., :memories], stories.questions[batch]
     used, indexes = np.unique(np.concatenate([[0], memory_sentences.ravel(), questions.ravel()]), return_inverse=True)
     split = 1 + memory_sentences.size
@@ -190,8 +193,13 @@ def attend(model: MemoryNetworks, stories: Stories, batch: NDArray[np.int64]) ->
     all_networks = np.broadcast_to(batch, (model.networks, len(batch)))
     memories = stories.memories.shape[1]
     times = np.broadcast_to(np.arange(memories), (*all_networks.shape, memories))
-    logits, attention = model(*_inputs(stories, all_networks, times.copy()))
+    logits, attention = model(*_inputs(stories, all_networks, times.copy(), model.sizes.memories))
     return logits, attention
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """The likeliest words, int64 (...,), of logits (..., V); word 0 is none."""
+    return logits[..., 1:].argmax(-1) + 1
 
 
 def answer(
@@ -203,6 +211,6 @@ def answer(
     for batch in batches_of(questions):
         logits, _ = attend(model, stories, batch)
         right = torch.from_numpy(stories.answers[batch]).expand(model.networks, -1)
-        wrong.append((logits.argmax(-1) != right).numpy())
+        wrong.append((predicted(logits) != right).numpy())
         losses.append(F.cross_entropy(logits.transpose(1, 2), right, reduction="none").double().numpy())
     return np.concatenate(wrong, 1), np.concatenate(losses, 1)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROW_INCHES = 0.22
-_MOST_PICTURES = 20
 _DARKEST = 0.6
 """Opacity of a weight of 1, on which its number is still legible."""
 
@@ -26,18 +25,18 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """Write report.md, report.html and the pictures of the rows of `run_babi`."""
     settings, joint = rows[0]["settings"], rows[0]["joint"]
     published = PUBLISHED_JOINT if joint else PUBLISHED_SINGLE_TASK
-    # Other sizes were published with other errors; a joint network of some tasks is another one than that of all.
+    # Other sizes, and single networks, have other errors; a joint network of some tasks is another one than that of all.
     default = JOINT if joint else TrainingSettings()
-    is_published = all(settings[name] == getattr(default, name) for name in ("hops", "tying", "width"))
+    is_published = all(settings[name] == getattr(default, name) for name in ("hops", "tying", "width", "restarts"))
     is_published = is_published and (not joint or len(rows) == len(TASKS))
     lines = [
         [
             row["task"],
             row["name"],
-            f"{100 * row['error']:.1f}",
+            _percent([row["error"]]),
             f"{published[row['task']]:.1f}" if is_published else "",
-            f"{100 * row['training_error']:.1f}",
-            f"{100 * row['validation_error']:.1f}",
+            _percent([row["training_error"]]),
+            _percent([row["validation_error"]]),
             ", ".join(f"{100 * each:.1f}" for each in sorted(row["errors_of_restarts"])),
         ]
         for row in rows
@@ -48,14 +47,14 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
             [
                 "mean",
                 "",
-                f"{100 * mean(row['error'] for row in rows):.1f}",
+                _percent([row["error"] for row in rows]),
                 f"{mean(published.values()):.1f}" if is_published else "",
-                f"{100 * mean(row['training_error'] for row in rows):.1f}",
-                f"{100 * mean(row['validation_error'] for row in rows):.1f}",
+                _percent([row["training_error"] for row in rows]),
+                _percent([row["validation_error"] for row in rows]),
                 ", ".join(f"{100 * each:.1f}" for each in sorted(of_restarts)),
             ]
         )
-    pictures = [_picture(row) for row in rows[:_MOST_PICTURES]]
+    pictures = [_picture(row) for row in rows]
     context = {
         "hops": settings["hops"],
         "width": settings["width"],
@@ -77,6 +76,12 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
         write_atomically(out / picture.file, picture.png())
     write_atomically(out / "report.md", markdown)
     write_atomically(out / "report.html", page)
+
+
+def _percent(errors: Sequence[float | None]) -> str:
+    """Return the mean of the errors that are known, in percent."""
+    known = [error for error in errors if error is not None]
+    return f"{100 * mean(known):.1f}" if known else ""
 
 
 def _picture(row: dict[str, Any]) -> Picture:

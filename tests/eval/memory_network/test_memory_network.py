@@ -18,7 +18,7 @@ from multihop.common.errors import UserError
 from multihop.eval.memory_network.babi import PUBLISHED_JOINT, PUBLISHED_SINGLE_TASK, run_babi
 from multihop.eval.memory_network.model import MemoryNetworks, NetworkSizes
 from multihop.eval.memory_network.stories import encode_stories, vocabulary
-from multihop.eval.memory_network.training import TrainingSettings, answer, noisy_times, train_networks
+from multihop.eval.memory_network.training import TrainingSettings, answer, attend, noisy_times, train_networks
 from multihop.eval.tasks.babi import Question, read, read_questions, task_files
 
 PEOPLE, PLACES = ("Mary", "John", "Sandra"), ("kitchen", "garden", "office")
@@ -61,6 +61,35 @@ def test_a_story_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert newest == ["mary", "went", "to", "the", "office"]
     assert stories.sizes.tolist() == [2, 2, 1], "of three statements the two newest are kept"
     assert not stories.sentences[0].any()
+
+
+def test_a_name_is_one_word_in_sentences_and_answers() -> None:
+    questions = [Question(5, ("Mary gave the milk to Fred.",), "Who received the milk?", "Fred")]
+    words = vocabulary(questions)
+    stories = encode_stories(questions, words, 50)
+    assert "Fred" not in words and stories.answers[0] == words["fred"]
+    assert words["fred"] in stories.sentences[stories.memories[0, 0]]
+
+
+def test_of_a_longer_story_than_those_of_the_training_the_newest_statements_are_read() -> None:
+    training = [Question(1, (f"Mary went to the {place}.",) * 3, "Where is Mary?", place) for place in PLACES] * 5
+    statements = ("John went to the hall.", *training[0].statements)
+    test = [replace(training[0], statements=statements), training[0]]
+    words = vocabulary([*training, *test])
+    stories = encode_stories([*training, *test], words, 50)
+    is_test = np.arange(len(stories)) >= len(training)
+    settings = TrainingSettings(restarts=1, epochs=1, linear_epochs=0)
+    model = train_networks(stories.rows(~is_test), len(words) + 1, settings, 1).model
+    logits, _ = attend(model, stories.rows(is_test), np.array([0, 1]))
+    torch.testing.assert_close(logits[:, 0], logits[:, 1])
+
+
+def test_a_task_of_few_questions_has_no_validation_error(tmp_path: Path) -> None:
+    folder, out = write_task(tmp_path / "en", 4), tmp_path / "out"
+    done = CliRunner().invoke(app, ["babi", str(folder), "--tasks", "1", "--out", str(out), "--restarts", "1"])
+    assert done.exit_code == 0, done.output
+    (row,) = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    assert row["validation_error"] is None and row["error"] is not None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +135,7 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "en", 3)
     small = TrainingSettings(restarts=1, epochs=1, linear_epochs=0)
     nothing = lambda what, epoch, epochs: None  # noqa: E731
-    with pytest.raises(UserError, match="21 hops; expected 1 to 20"):
+    with pytest.raises(UserError, match="--hops 21: expected 1 to 20"):
         run_babi(folder, tmp_path / "out", [1], False, replace(small, hops=21), 1, nothing)
     with pytest.raises(UserError, match="bAbI has the tasks 1 to 20"):
         run_babi(folder, tmp_path / "out", [0], False, small, 1, nothing)
@@ -195,6 +224,14 @@ def test_noisy_times_ascend_from_the_newest_with_a_tenth_of_gaps(sizes: list[int
     assert (noisy_times(np.array(sizes), 50, 0.0, np.random.default_rng(seed)) == np.arange(50)).all()
 
 
+def test_noisy_times_have_every_number_of_gaps_at_every_place() -> None:
+    size, most = 30, 3
+    times = noisy_times(np.full(2000, size), 50, 0.1, np.random.default_rng(1))[:, :size]
+    assert set(times[:, -1] - (size - 1)) == set(range(most + 1))
+    gaps = np.diff(times, axis=1, prepend=-1) > 1
+    assert gaps.any(0).all(), "also before the newest memory"
+
+
 def test_networks_learn_and_the_best_in_training_is_chosen(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "en", 200)
     questions, _ = read_questions(task_files(folder, 1)[0], 1)
@@ -202,44 +239,51 @@ def test_networks_learn_and_the_best_in_training_is_chosen(tmp_path: Path) -> No
     stories = encode_stories(questions, words, 50)
     few = TrainingSettings(restarts=4, hops=1, epochs=25, linear_epochs=5)
     trained = train_networks(stories, len(words) + 1, few, 1)
-    errors = trained.wrong_in_training.mean(1)
+    errors = trained.training_wrong.mean(1)
     assert errors[trained.chosen] == errors.min() <= 0.1
-    assert trained.wrong[trained.chosen].mean() <= 0.1
+    assert trained.validation_wrong[trained.chosen].mean() <= 0.1
     wrong, losses = answer(trained.model, stories, np.arange(len(stories)))
     assert wrong[trained.chosen].mean() < 0.1
     assert losses.shape == (4, 200)
     again = train_networks(stories, len(words) + 1, few, 1)
-    assert (again.wrong == trained.wrong).all()
+    assert (again.validation_wrong == trained.validation_wrong).all()
     assert sorted([*trained.validation, *trained.training]) == list(range(len(stories)))
-    assert (answer(trained.model, stories, trained.training)[0] == trained.wrong_in_training).all()
+    assert (answer(trained.model, stories, trained.training)[0] == trained.training_wrong).all()
 
 
-def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path) -> None:
-    """Each is clipped and stepped by its own gradient: one that diverges does not change another."""
+def test_a_networks_training_does_not_depend_on_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is clipped and stepped by its own gradient: one whose gradient is huge does not change another."""
     questions, _ = read_questions(task_files(write_task(tmp_path / "en", 40), 1)[0], 1)
     words = vocabulary(questions)
     stories = encode_stories(questions, words, 50)
-    sizes = TrainingSettings(restarts=2, hops=2, epochs=1, linear_epochs=0)
-    model = train_networks(stories, len(words) + 1, sizes, 1).model
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter[1] = 0
-    wrong, _ = answer(model, stories, np.arange(40))
-    alone = train_networks(stories, len(words) + 1, sizes, 1).model
-    assert (answer(alone, stories, np.arange(40))[0][0] == wrong[0]).all()
+    settings = TrainingSettings(restarts=2, hops=2, epochs=1, linear_epochs=0)
+    first = []
+    for factor in (1.0, 1e3):
+
+        def scaled(sizes: NetworkSizes, networks: int, seed: int, factor: float = factor) -> MemoryNetworks:
+            model = MemoryNetworks(sizes, networks, seed)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter[1] *= factor
+            return model
+
+        monkeypatch.setattr("multihop.eval.memory_network.training.MemoryNetworks", scaled)
+        model = train_networks(stories, len(words) + 1, settings, 1).model
+        first.append([parameter[0].clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*first, strict=True))
 
 
 def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) -> None:
     folder, out = write_task(tmp_path / "en", 60), tmp_path / "out"
     for number in (2, 3):
         write_task(folder, 20, number, seed=number)
-    command = ["babi", str(folder), "--out", str(out), "--restarts", "2"]
+    command = ["babi", str(folder), "--out", str(out)]
     alone = CliRunner().invoke(app, [*command, "--tasks", "1,2"])
     assert alone.exit_code == 0, alone.output
     written = (out / "results.jsonl").read_bytes()
     rows = [json.loads(line) for line in written.splitlines()]
     assert [row["task"] for row in rows] == [1, 2]
-    assert len(rows[0]["errors_of_restarts"]) == 2
+    assert len(rows[0]["errors_of_restarts"]) == 10
     report = (out / "report.md").read_text()
     assert f"| {100 * rows[0]['error']:.1f} | {PUBLISHED_SINGLE_TASK[1]:.1f} |" in report
     assert (out / "attention-1.png").read_bytes().startswith(b"\x89PNG")
@@ -249,13 +293,16 @@ def test_the_command_writes_a_report_and_does_not_train_twice(tmp_path: Path) ->
     again = CliRunner().invoke(app, [*command, "--tasks", "2,1"])
     assert again.exit_code == 0, again.output
     assert (out / "results.jsonl").read_bytes() == written
-    fewer = CliRunner().invoke(app, [*command[:3], str(tmp_path / "two"), *command[4:], "--tasks", "1", "--hops", "2"])
-    assert fewer.exit_code == 0, fewer.output
-    (row,) = map(json.loads, (tmp_path / "two" / "results.jsonl").read_text().splitlines())
-    # The published errors are those of three hops.
-    assert f"| {100 * row['error']:.1f} |  |" in (tmp_path / "two" / "report.md").read_text()
-    refused = CliRunner().invoke(app, [*command, "--tasks", "one"])
-    assert isinstance(refused.exception, UserError)
+    # The published errors are those of three hops, and of the best of ten networks.
+    for number, option in enumerate((["--hops", "2"], ["--restarts", "2"])):
+        other = tmp_path / f"other-{number}"
+        fewer = CliRunner().invoke(app, [*command[:3], str(other), "--tasks", "1", *option])
+        assert fewer.exit_code == 0, fewer.output
+        (row,) = map(json.loads, (other / "results.jsonl").read_text().splitlines())
+        assert f"| {100 * row['error']:.1f} |  |" in (other / "report.md").read_text()
+    for tasks in ("one", ","):
+        refused = CliRunner().invoke(app, [*command, "--tasks", tasks])
+        assert isinstance(refused.exception, UserError)
     joint = CliRunner().invoke(app, [*command, "--tasks", "2,3", "--joint", "--layerwise"])
     assert joint.exit_code == 0, joint.output
     assert "one network for these tasks" in (out / "report.md").read_text()
