@@ -21,6 +21,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,8 +60,8 @@ class _Synset(NamedTuple):
 
 
 def read_wordnet(folder: Path) -> Iterator[Triple]:
-    """Yield the triples of the data files of WordNet (wndb(5)). Of a synset without a certain word its first one is
-    taken.
+    """Yield the triples of the data files of WordNet (wndb(5)). A pointer between whole synsets is written with the
+    first word of each.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -70,7 +71,7 @@ def read_wordnet(folder: Path) -> Iterator[Triple]:
         path = folder / f"data.{name}"
         if not path.is_file():
             raise UserError(f"{path} is missing; give the directory of WordNet's files, as in Debian's wordnet-base")
-        for number, line in enumerate(path.read_text(encoding="ascii").splitlines(), start=1):
+        for number, line in enumerate(_text_lines(path), start=1):
             if not line.startswith("  "):  # the license
                 try:
                     synsets[pos, line.split(" ", 1)[0]] = _synset(line)
@@ -85,8 +86,14 @@ def read_wordnet(folder: Path) -> Iterator[Triple]:
                 raise UserError(
                     f"{folder}: synset {pos} {offset} points to {other_pos} {other_offset}, which is missing"
                 )
-            head, tail = (each.words[max(0, int(word, 16) - 1)] for each, word in
-                          ((synset, words[:2]), (other, words[2:])))  # fmt: skip
+            try:
+                head, tail = (each.words[max(0, int(word, 16) - 1)] for each, word in
+                              ((synset, words[:2]), (other, words[2:])))  # fmt: skip
+            except (ValueError, IndexError):
+                raise UserError(
+                    f"{folder}: synset {pos} {offset} points from and to words {words}, which are missing; get the "
+                    "files again"
+                ) from None
             pair = tuple(sorted((head, tail))) if relation in _SYMMETRIC else (head, tail)
             if relation and head != tail and (relation, *pair) not in seen:
                 seen.add((relation, *pair))
@@ -105,7 +112,8 @@ def _synset(line: str) -> _Synset:
 
 
 def read_conceptnet(path: Path) -> Iterator[Triple]:
-    """Yield the English triples of ConceptNet's assertions, or those of Li et al. 2016 (relation, head, tail, score).
+    """Yield the English triples of ConceptNet's assertions, or those of Li et al. 2016 (relation, head, tail, score),
+    without the false ones of their test sets, whose score is 0.
 
     Raises:
         UserError: a line has neither format.
@@ -117,7 +125,8 @@ def read_conceptnet(path: Path) -> Iterator[Triple]:
             if head.startswith("/c/en/") and tail.startswith("/c/en/"):
                 yield Triple(_concept(head), relation.removeprefix("/r/"), _concept(tail))
         elif len(cells) in (3, 4):
-            yield Triple(cells[1], cells[0], cells[2])
+            if cells[3:] != ["0"]:
+                yield Triple(cells[1], cells[0], cells[2])
         else:
             raise UserError(
                 f"{path}, line {number}: expected five columns that begin with /a/, or relation, head, tail"
@@ -132,25 +141,42 @@ def read_atomic(path: Path) -> Iterator[Triple]:
     """Yield the triples of ATOMIC's CSV file, in which a row has an event and for each relation a JSON list of tails.
 
     Raises:
-        UserError: a row lacks the columns, or a list is no JSON.
+        UserError: a row lacks the columns, or a cell is no JSON list of texts.
     """
-    rows = csv.DictReader(_text_lines(path))
-    for number, row in enumerate(rows, start=2):
+    rows = enumerate(csv.DictReader(_text_lines(path)), start=2)
+    number = 1
+    while True:
         try:
-            part = _ATOMIC_PARTS[row["split"]]
-            lists = {name: json.loads(value) for name, value in row.items() if name and name[0] in "ox"}
-        except (KeyError, TypeError, ValueError):
+            number, row = next(rows)
+            event, part = row["event"], _ATOMIC_PARTS[row["split"]]
+            lists = {name: _texts(value) for name, value in row.items() if name and name[0] in "ox"}
+        except StopIteration:
+            return
+        except (KeyError, TypeError, ValueError, csv.Error):
             raise UserError(
-                f"{path}, row {number}: expected the columns event and split, and JSON lists in those of the relations"
+                f"{path}, row {number}: expected the columns event and split, and JSON lists of texts in those of the "
+                "relations"
             ) from None
-        yield from (Triple(row["event"], relation, tail, part) for relation, tails in lists.items() for tail in tails)
+        yield from (Triple(event, relation, tail, part) for relation, tails in lists.items() for tail in tails)
+
+
+def _texts(cell: str) -> list[str]:
+    """Return a JSON list of texts.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    texts = json.loads(cell)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(cell)
+    return texts
 
 
 def _text_lines(path: Path) -> Iterator[str]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             yield from (line.rstrip("\n") for line in file)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}); give the official file") from None
 
 

@@ -7,7 +7,8 @@ The script writes:
     train.jsonl.gz, dev.jsonl.gz, test.jsonl.gz    a pair a line, with the fields form and lemma
     lemmas.yaml, lemmas-greedy.yaml                the tasks that score the lemmas of the test forms
 
-The forms of a lemma are all in the same part: 10 % of the lemmas in each of dev and test, chosen by a hash. A lemma
+The forms of a lemma are all in the same part: 10 % of the lemmas in each of dev and test, chosen by a hash. Forms with
+several lemmas, as "best" of good and well, are left out. A lemma
 that is too long for its form has no alignment in connectionist temporal classification; such pairs are left out, so
 that models of all kinds can be trained on the same ones (recipes/experiments/monotonic.yaml).
 """
@@ -17,6 +18,7 @@ import gzip
 import io
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +26,15 @@ import numpy as np
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder
 from multihop.eval.tasks.task import unit_hash
-from multihop.pretrain.objectives.ctc import needed_states
+from multihop.pretrain.objectives.ctc import min_states
 
 FILES = ("noun.exc", "verb.exc", "adj.exc", "adv.exc")
 Pair = tuple[str, str]
 
 
 def read_word_forms(folder: Path) -> list[Pair]:
-    """Return the different pairs of an inflected form and its lemma, without those that are equal (wndb(5)).
+    """Return the different pairs of an inflected form and its lemma, without those that are equal (wndb(5)), and
+    without forms of several lemmas, of which a test could ask for one and the training have taught another.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -41,17 +44,25 @@ def read_word_forms(folder: Path) -> list[Pair]:
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing; give the directory of WordNet's files, as in Debian's wordnet-base")
-        for number, line in enumerate(path.read_text(encoding="ascii").splitlines(), start=1):
+        for number, line in enumerate(_lines(path), start=1):
             form, *lemmas = (word.replace("_", " ") for word in line.split())
             if not lemmas:
                 raise UserError(f"{path}, line {number}: expected a form and its lemma, got {line[:80]!r}")
             pairs |= {(form, lemma): None for lemma in lemmas if lemma != form}
-    return list(pairs)
+    lemmas_of = Counter(form for form, _ in pairs)
+    return [(form, lemma) for form, lemma in pairs if lemmas_of[form] == 1]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); get the file again") from None
 
 
 def is_alignable(form: str, lemma: str) -> bool:
     """Return whether a form, with its end token, has as many tokens of characters as its lemma needs states."""
-    return needed_states(np.array([ord(letter) for letter in lemma])) <= len(form) + 1
+    return min_states(np.array([ord(letter) for letter in lemma])) <= len(form) + 1
 
 
 def part_of(lemma: str) -> str:

@@ -113,6 +113,20 @@ class _MappedShard:
         return len(self.ids), int(self.tokens.offsets[-1] - self.tokens.offsets[0])
 
 
+def _count_target_repeats(shard: _MappedShard) -> np.ndarray:
+    """Return int64 (rows,), as `Documents.target_repeats`."""
+    offsets, ends = shard.tokens.offsets.astype(np.int64), shard.sentence_ends.values.reshape(-1, 2).astype(np.int64)
+    counts = []
+    for start in range(0, len(ends), 2**16):
+        first, stop = offsets[start], offsets[min(start + 2**16, len(ends))]
+        tokens = shard.tokens.values[first:stop]
+        up_to = np.concatenate([[0], np.cumsum(tokens[1:] == tokens[:-1])])
+        begins = offsets[:-1][start : start + 2**16] - first
+        source, end = ends[start : start + 2**16].T
+        counts.append(up_to[begins + end - 1] - up_to[begins + source])
+    return np.concatenate([np.empty(0, np.int64), *counts])
+
+
 def _map_shard(path: Path) -> _MappedShard:
     try:
         return _MappedShard(path)
@@ -159,7 +173,7 @@ class Documents:
         """Return the index of a source's first document in this sequence, and its documents, which are contiguous."""
         start, stop = (bisect_left(range(len(self)), source + above, key=self.source) for above in (0, 1))
         part = copy(self)
-        for cached in ("lengths", "ids", "sources", "source_lengths"):
+        for cached in ("lengths", "ids", "sources", "source_lengths", "target_repeats"):
             part.__dict__.pop(cached, None)
         part._rows = self._rows[start:stop]
         return start, part
@@ -194,6 +208,16 @@ class Documents:
             return ends[:, 0]
 
         return self._column(np.int64, read)
+
+    @cached_property
+    def target_repeats(self) -> np.ndarray:
+        """int64 (n,): how many tokens of each pair's target side equal the one before them. Reads all tokens.
+
+        Raises:
+            UserError: the rows are not pairs, or a shard is damaged.
+        """
+        self.source_lengths  # noqa: B018  # checks the sides
+        return self._column(np.int64, _count_target_repeats)
 
     @cached_property
     def ids(self) -> np.ndarray:

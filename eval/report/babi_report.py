@@ -25,7 +25,8 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """Write report.md, report.html and the pictures of the rows of `run_babi`."""
     settings, joint = rows[0]["settings"], rows[0]["joint"]
     published = PUBLISHED_JOINT if joint else PUBLISHED_SINGLE_TASK
-    # Other sizes, and single networks, have other errors; a joint network of some tasks is another one than that of all.
+    # Other sizes have other errors, and so has the best of fewer networks; a joint network of some tasks is another one
+    # than that of all.
     default = JOINT if joint else TrainingSettings()
     is_published = all(settings[name] == getattr(default, name) for name in ("hops", "tying", "width", "restarts"))
     is_published = is_published and (not joint or len(rows) == len(TASKS))

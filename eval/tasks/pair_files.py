@@ -7,24 +7,12 @@ from pydantic import Field, model_validator
 
 from multihop.common.config import Section
 from multihop.common.errors import UserError
+from multihop.data_prep.config import PairFields
 from multihop.data_prep.reading.raw import relation_token
 from multihop.eval.tasks.task import Example
 from multihop.eval.tasks.text_files import json_rows, text_lines, tsv_rows
 
-
-class _Sides(Section):
-    """The fields or columns of a row that have the two sides."""
-
-    source: str | int
-    """The name of a field of a .jsonl file, or the number of a column of a .tsv file, from 1."""
-    target: str | int
-    relation: str | int | None = None
-    """The same of the relation of triples, whose head and tail are source and target, as in `data.sources[].fields`."""
-
-    @property
-    def names(self) -> list[str | int]:
-        """Source and target, and the relation of triples."""
-        return [self.source, self.target, *([] if self.relation is None else [self.relation])]
+_COLUMNS = PairFields(source=1, target=2)
 
 
 class PairFiles(Section):
@@ -39,8 +27,8 @@ class PairFiles(Section):
     metric: Literal["BLEU", "exact match"] = "BLEU"
     """translation: the metric by which trials are compared; exact match: the share of translations that are the
     reference."""
-    fields: _Sides | None = None
-    """The fields of the two sides; None: columns 1 and 2 of a .tsv file."""
+    fields: PairFields | None = None
+    """The fields of the two sides, as in `data.sources[].fields`; None: columns 1 and 2 of a .tsv file."""
     beams: int = Field(default=4, ge=1)
     length_penalty: float = 0.6
     """The length penalty of `multihop translate`."""
@@ -71,9 +59,8 @@ class PairFiles(Section):
             return self
         if formats[0] not in ("jsonl", "tsv"):
             raise UserError(f"test={self.test} is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]")
-        wanted, example = (str, "en, target: es") if formats[0] == "jsonl" else (int, "1, target: 2")
-        sides = self.fields or _Sides(source=1, target=2)
-        if not all(isinstance(name, wanted) for name in sides.names):
+        example = "en, target: es" if formats[0] == "jsonl" else "1, target: 2"
+        if (self.fields or _COLUMNS).are_columns != (formats[0] == "tsv"):
             raise UserError(f"test={self.test} needs fields such as {{source: {example}}}")
         return self
 
@@ -100,10 +87,9 @@ def read_pairs(folder: Path, content: PairFiles, files: tuple[str, ...] | None =
         rows = [(number, [*pair]) for number, pair in enumerate(zip(*sides, strict=True), start=1)]
     elif _format(names[0]) == "jsonl":
         assert content.fields is not None
-        rows = list(json_rows(paths[0], [str(name) for name in content.fields.names]))
+        rows = list(json_rows(paths[0], [str(name) for name in content.fields.sides]))
     else:
-        sides_of = content.fields or _Sides(source=1, target=2)
-        columns = [int(name) for name in sides_of.names]
+        columns = [int(number) for number in (content.fields or _COLUMNS).sides]
         rows = []
         for number, row in tsv_rows(paths[0]):
             if len(row) < max(columns):

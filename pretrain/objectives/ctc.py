@@ -27,17 +27,19 @@ from multihop.pretrain.packed_tokens import cumulative_lengths, pack
 log = logging.getLogger("multihop")
 
 
-def needed_states(target: NDArray[np.integer]) -> int:
+def min_states(target: NDArray[np.integer]) -> int:
     """The number of states that a target needs at least: one for each token, and one for a blank between two equal
     ones."""
     return len(target) + int((target[1:] == target[:-1]).sum())
 
 
 def fitting_pairs(documents: Documents) -> NDArray[np.bool_]:
-    """bool (pairs,): whether the source of each pair, with its end token, has as many tokens as its target needs."""
+    """bool (pairs,): whether the source of each pair, with its end token, has as many tokens as its target needs
+    states; see `min_states`."""
     sources = documents.source_lengths
-    needed = [needed_states(documents.tokens(i)[source:]) for i, source in enumerate(sources.tolist())]
-    return np.array(needed, np.int64) <= sources + 1
+    needed = documents.lengths - sources + documents.target_repeats
+    fitting: NDArray[np.bool_] = needed <= sources + 1
+    return fitting
 
 
 def check_targets(documents: Documents, split: str, max_bad_fraction: float) -> None:
@@ -55,8 +57,8 @@ def check_targets(documents: Documents, split: str, max_bad_fraction: float) -> 
         return
     first = int(documents.ids[misfits[0]])
     which = (
-        f"{len(misfits):,} of {len(documents):,} {split} pairs have a target longer than the source, a blank between "
-        f"equal tokens included (first: document {first})"
+        f"{len(misfits):,} of {len(documents):,} {split} pairs have targets that need more states than their sources "
+        f"have tokens, one for each token and for a blank between equal ones (first: document {first})"
     )
     if len(misfits) > max_bad_fraction * len(documents):
         raise UserError(

@@ -25,7 +25,7 @@ class CtcTranslator(Model):
         Args:
             source: each source's tokens and an end token, Ns in all.
             target: each target's tokens, Nt in all, for which its source has enough states: see
-                `multihop.pretrain.objectives.ctc.needed_states`.
+                `multihop.pretrain.objectives.ctc.min_states`.
             blank: the token that stands for the blank, and is in no target.
         """
         log_probabilities = self.emission_log_probabilities(self.encode(source))
@@ -33,8 +33,10 @@ class CtcTranslator(Model):
         padded = log_probabilities.new_zeros(source.max_seqlen, len(lengths), log_probabilities.shape[1])
         sequences = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         padded = padded.index_put((source.positions, sequences), log_probabilities)
-        loss = F.ctc_loss(padded, target.input_ids, lengths, target.cu_seqlens.diff(), blank, reduction="sum")
-        return {"ctc": loss}
+        given = padded, target.input_ids, lengths, target.cu_seqlens.diff()
+        if padded.is_cuda and torch.are_deterministic_algorithms_enabled():
+            given = tuple(each.cpu() for each in given)  # torch has no deterministic gradient of it on a GPU
+        return {"ctc": F.ctc_loss(*given, blank, reduction="sum").to(padded.device)}
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of the encoder's outputs (M, H), those of the blank included."""

@@ -63,6 +63,8 @@ def test_how_it_is_searched_is_part_of_the_task(tmp_path: Path) -> None:
         ("test: a.txt", {"a__txt": "x"}, "is no .jsonl or .tsv file; give two line files as [SOURCE, TARGET]"),
         ("test: a.jsonl", {"a__jsonl": JSONL}, "needs fields such as {source: en, target: es}"),
         ("test: a.tsv\nfields: {source: en, target: es}", {"a__tsv": "a\tb"}, "needs fields such as {source: 1"),
+        ("test: a.tsv\nfields: {source: 0, target: 2}", {"a__tsv": "a\tb"}, "columns are counted from 1"),
+        ("test: a.tsv\nfields: {source: 2, target: 2}", {"a__tsv": "a\tb"}, "expected two different fields"),
         ("test: [a.en, a.es]\nfields: {source: 1, target: 2}", {"a__en": "a", "a__es": "b"}, "remove fields"),
         ("test: [a.en, a.es]", {"a__en": "a\nb\nc", "a__es": "x\ny"}, "a.en has 3 lines and"),
         ("test: [a.en, a.es]", {"a__en": "a\n\nc", "a__es": "x\ny\nz"}, "line 2: a side of the pair is blank"),

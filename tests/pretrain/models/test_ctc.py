@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from made_up_pairs import CHARACTERS, recipe, write_jsonl
 from packed_texts import packed
@@ -24,7 +24,7 @@ from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.build import build_model, init_weights
 from multihop.pretrain.models.families import parse_model_config
-from multihop.pretrain.objectives.ctc import needed_states
+from multihop.pretrain.objectives.ctc import min_states
 from multihop.pretrain.run.throughput import step_flops
 
 BLANK = 0
@@ -77,9 +77,8 @@ def forward_backward(log_probabilities: Tensor, target: list[int]) -> tuple[Tens
 def test_loss_and_gradient_are_those_of_forward_backward(lengths: list[tuple[int, int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     pairs = [(rng.integers(1, 9, source), rng.integers(1, 4, target)) for source, target in lengths]
-    pairs = [(source, target) for source, target in pairs if needed_states(target) <= len(source)]
-    if not pairs:
-        return
+    pairs = [(source, target) for source, target in pairs if min_states(target) <= len(source)]
+    assume(pairs)
     model = model_of(ENCODERS[0])
     sources, targets = (torch.from_numpy(np.concatenate([pair[side] for pair in pairs])) for side in (0, 1))
     source, target = (packed(ids, [len(pair[side]) for pair in pairs]) for side, ids in enumerate((sources, targets)))
@@ -198,7 +197,7 @@ def test_targets_longer_than_their_sources_are_left_out_or_refused(
     with_long_targets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = (
-        r"(\d+) of \d+ training pairs have a target longer than the source, .*\(first: document \d+\), which "
+        r"(\d+) of \d+ training pairs have targets that need more states .*\(first: document \d+\), which "
         r"objective\.name=ctc cannot predict, and data\.max_bad_fraction=0\.01; raise it"
     )
     with pytest.raises(UserError, match=refused) as error:
@@ -207,8 +206,12 @@ def test_targets_longer_than_their_sources_are_left_out_or_refused(
     assert matched is not None
     builder = training(with_long_targets, tmp_path, max_bad_fraction=0.5)
     left = builder.order.indexes[0][0].size
-    assert left == len(builder.data.train) - int(matched[1]) < len(builder.data.train)
+    documents = builder.data.train
+    assert left == len(documents) - int(matched[1]) < len(documents)
     assert "are left out" in caplog.text
+    targets = [documents.tokens(i)[source:] for i, source in enumerate(documents.source_lengths)]
+    assert documents.target_repeats.tolist() == [min_states(target) - len(target) for target in targets]
+    assert documents.target_repeats.any()
 
 
 @pytest.mark.parametrize(
