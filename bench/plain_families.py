@@ -26,8 +26,9 @@ class PlainBag(nn.Module):
         width = 2 * self.window + 1
         ones = torch.ones_like(x[:, :1])
         total, count = (F.avg_pool1d(each, width, 1, self.window) * width - each for each in (x, ones))
-        context = self.transform((total / count.clamp(min=1)).transpose(1, 2))
-        return F.cross_entropy(self.head(context).flatten(0, 1), labels.flatten(), ignore_index=-100)
+        predicted = labels >= 0
+        context = self.transform((total / count.clamp(min=1)).transpose(1, 2)[predicted])
+        return F.cross_entropy(self.head(context), labels[predicted])
 
 
 class PlainAwdLstm(nn.Module):

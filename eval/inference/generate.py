@@ -13,7 +13,7 @@ from multihop.common.errors import UserError
 from multihop.data_prep.rules.pairs import clean_side
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.engine.inputs import packed_to_device
-from multihop.pretrain.objectives.completion import read_tokens
+from multihop.pretrain.objectives.completion import prompt_tokens
 from multihop.pretrain.packed_tokens import PackedTokens, pack_sequences
 
 MAX_TOKENS = 64
@@ -97,7 +97,7 @@ def encode_prompt(trained: TrainedModel, prompt: str) -> list[int]:
         )
     ids: list[int] = trained.tokenizer.encode([clean_side(prompt) if trained.completes else prompt])[0].tolist()
     if trained.completes:
-        ids = read_tokens(ids, trained.special_ids["end"])
+        ids = prompt_tokens(ids, trained.special_ids["end"])
     ids = ids or [trained.special_ids["end"]]
     limit = trained.model.config.max_positions
     if len(ids) >= limit:

@@ -12,7 +12,7 @@ from multihop.eval.inference.ctc_search import ctc_search
 from multihop.eval.inference.trained_model import TrainedModel
 from multihop.pretrain.models.layers.ctc import CtcTranslator
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
-from multihop.pretrain.objectives.completion import read_tokens
+from multihop.pretrain.objectives.completion import prompt_tokens
 
 MORE_TOKENS = 50
 """The most tokens by which a translation may be longer than its source (Vaswani et al. 2017, section 6.1)."""
@@ -50,7 +50,7 @@ def translate(
     encoded = [trained.tokenizer.encode([clean_side(text)])[0].tolist() for text in texts]
     kept = limit - (2 if trained.completes else 1)
     # A source that is completed is cut at its beginning, as where its target is scored: its end may be a relation.
-    sources = [read_tokens(ids[-kept:], end) if trained.completes else [*ids[:kept], end] for ids in encoded]
+    sources = [prompt_tokens(ids[-kept:], end) if trained.completes else [*ids[:kept], end] for ids in encoded]
     done: dict[int, Translation] = {
         number: Translation("", 0.0, False) for number, ids in enumerate(encoded) if not ids
     }

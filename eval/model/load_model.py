@@ -68,7 +68,7 @@ def device() -> torch.device:
     return torch.device("cuda")
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # the evaluated model, and that of eval.average_with
 def _verify(checkpoint: str, sha256: str) -> CheckpointManifest:
     """Return the checkpoint's manifest, after verifying its files once per process for all its trials.
 
@@ -81,7 +81,7 @@ def _verify(checkpoint: str, sha256: str) -> CheckpointManifest:
     return manifest
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def huggingface_weights(folder: str, sha256: str) -> dict[str, torch.Tensor]:
     """Return the weights by our names, hashed and mapped once per process for all its trials.
 

@@ -35,7 +35,7 @@ class HopPooling(nn.Module):
 
     In place of the paper's question, u begins as a learned vector. That vector begins at 0, and the matrices as
     identities, so that the first hop begins as the mean of the states. Scores are divided by sqrt(H), because states,
-    other than the paper's embeddings, are long.
+    unlike the paper's embeddings, have large norms.
     """
 
     def __init__(self, hidden: int, hops: int) -> None:

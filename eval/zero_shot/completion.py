@@ -1,4 +1,4 @@
-"""A causal model's completions of sources, and their scores: those of COMET (Bosselut et al. 2019, section 4.1)."""
+"""A causal model's completions of sources, and their scores, after COMET (Bosselut et al. 2019, section 4.1)."""
 
 from collections.abc import Sequence
 from math import exp
@@ -13,7 +13,7 @@ from multihop.eval.inference.translate import translate
 from multihop.eval.metrics.bleu import mean_bleu_2
 from multihop.eval.tasks.task import Example, Task
 from multihop.eval.zero_shot.scoring import Continuation, encode_each, log_likelihoods
-from multihop.pretrain.objectives.completion import read_tokens
+from multihop.pretrain.objectives.completion import prompt_tokens
 
 Pair = tuple[str, str]
 
@@ -31,14 +31,14 @@ def evaluate_completion(trained: TrainedModel, task: Task) -> tuple[dict[str, An
     Raises:
         UserError: a target is longer than the model's positions, or sacrebleu is not installed.
     """
-    # The training pairs were cleaned in the same way.
+    # The training pairs were cleaned in the same way, but for data.clean.fix_mojibake.
     pairs, train = _cleaned(task.test), _cleaned(task.train)
     end = trained.special_ids["end"]
     sources, targets = (encode_each(trained.tokenizer, [pair[side] for pair in pairs]) for side in (0, 1))
     scores = log_likelihoods(
         trained.model,
         [
-            Continuation(read_tokens(source, end), [*target, end])
+            Continuation(prompt_tokens(source, end), [*target, end])
             for source, target in zip(sources, targets, strict=True)
         ],
     )

@@ -28,7 +28,7 @@ def evaluate_translation(trained: TrainedModel, task: Task) -> tuple[dict[str, A
     Raises:
         UserError: the model does not translate, or sacrebleu is not installed.
     """
-    # The training pairs were cleaned in the same way.
+    # The training pairs were cleaned in the same way, but for data.clean.fix_mojibake.
     sources, references = ([clean_side(example.texts[side]) for example in task.test] for side in (0, 1))
     baselines: dict[str, float] = {}
     for name, answers in (("the source", sources), ("frequent words", [frequent_words(references)] * len(references))):

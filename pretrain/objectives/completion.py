@@ -20,7 +20,7 @@ from multihop.pretrain.objectives.pairs import sample_rows as sample_rows
 from multihop.pretrain.packed_tokens import cumulative_lengths, pack, positions_in
 
 
-def read_tokens(source: list[int], end: int) -> list[int]:
+def prompt_tokens(source: list[int], end: int) -> list[int]:
     """The tokens that the model reads before it predicts the target's first one."""
     return [end, *source, end]
 

@@ -82,8 +82,8 @@ class ObjectiveConfig(Section):
     ] = "mlm+nsp"
     """mlm+nsp: masked tokens and next-sentence prediction; mlm+sop: masked tokens and sentence-order prediction; mlm:
     masked tokens of full sentences; plm: tokens of full sentences in a random order (Yang et al. 2019); clm: the next
-    token; bilm: the next token and the previous one; translation: the target of each pair; completion: the same by a
-    causal model; ctc: the same, without a decoder. The default depends on model.family."""
+    token; bilm: the next token and the previous one; translation: the target of each pair; completion: the target
+    given the source, by a causal model; ctc: the target, by an encoder alone. The default depends on model.family."""
     mask_rate: Annotated[float, ORDER | MEMORY] = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are predicted under mlm and plm; default under plm 1/6, as published."""
     max_predictions: Annotated[int | None, ORDER | MEMORY] = Field(default=None, ge=1)

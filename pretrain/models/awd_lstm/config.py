@@ -21,7 +21,8 @@ Rate = Annotated[float, UPDATES | MEMORY | FINE_TUNING]
 
 
 class AwdConfig(ModelConfig):
-    """The keys of both directions; the dropout rates are those of Howard and Ruder (2018)."""
+    """The keys of both directions. The default dropout rates are those of the language model in the published code of
+    Howard and Ruder (2018), before its multiplier."""
 
     embedding: Annotated[int, SIZES] = Field(default_factory=lambda others: others.get("hidden", 1), ge=1)
     """Width of the embeddings and of the last layer's states, which are multiplied by the embeddings at the output;

@@ -104,15 +104,15 @@ def read_options(options: dict[str, Any], path: Path) -> BilmConfig:
         raise UserError(f"{path} has activation={activation!r}, and only relu is supported; choose a model with it")
     if number not in (CHARACTERS - 1, CHARACTERS):
         raise UserError(
-            f"{path} has n_characters={number!r}, and the bytes of words and their marks are {CHARACTERS - 1}, or "
-            f"{CHARACTERS} with padding; choose a model with them"
+            f"{path} has n_characters={number!r}; expected {CHARACTERS - 1}, the bytes and the markers of words and "
+            f"sentences, or {CHARACTERS} with padding; choose another model"
         )
     try:
         config = BilmConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "a value"
-        raise UserError(f"{path} is not a valid model, by {key}: {first['msg']}; {_ADVICE}") from None
+        raise UserError(f"{path} has an invalid {key}: {first['msg']}; {_ADVICE}") from None
     if config.lstm_width <= config.hidden // 2:
         raise UserError(
             f"{path} has dim={config.lstm_width} and projection_dim={config.hidden // 2}, with which the authors' code "
@@ -132,10 +132,8 @@ def _weight_file(source: Path) -> Path:
     named = [path for path in found if "weights" in path.stem] or found
     if len(named) != 1:
         has = ", ".join(path.name for path in named) or "none"
-        raise UserError(
-            f"{source} needs one .hdf5 file of weights beside {OPTIONS}, and has {has}; leave one, with weights in its "
-            "name"
-        )
+        advice = 'leave one with "weights" in its name' if named else "copy it there"
+        raise UserError(f"{source} needs one .hdf5 file of weights beside {OPTIONS}, and has {has}; {advice}")
     return named[0]
 
 

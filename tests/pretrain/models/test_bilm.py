@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from packed_texts import packed, sequences_of
 from pydantic import ValidationError
 from small_shards import FIRST, documents_of, tokenizer_of
@@ -21,6 +22,7 @@ from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.models.bilm.characters import CHARACTERS, character_ids
+from multihop.pretrain.models.bilm.config import BilmConfig
 from multihop.pretrain.models.bilm.lstm import ProjectedLstm
 from multihop.pretrain.models.bilm.original_checkpoint import read_options, read_weights
 from multihop.pretrain.models.build import build_model, init_weights
@@ -269,7 +271,7 @@ def test_the_published_options_are_the_preset() -> None:
     ("changes", "complaint"),
     [
         ({"char_cnn": {"activation": "tanh"}}, "activation='tanh', and only relu is supported"),
-        ({"char_cnn": {"n_characters": 100}}, "n_characters=100, and the bytes of words and their marks are 261"),
+        ({"char_cnn": {"n_characters": 100}}, "n_characters=100; expected 261, the bytes and the markers"),
         ({"char_cnn": {"filters": [[1, 2], [2, 2]]}}, "as many filters as projection_dim=4"),
         ({"char_cnn": {"filters": [[12, 3]]}}, "a width of 12 characters"),
         ({"char_cnn": {"filters": 3}}, "does not have the options of ELMo"),
@@ -289,11 +291,80 @@ def test_options_that_are_not_supported_are_refused(changes: dict[str, Any], com
 
 def test_a_folder_without_one_file_of_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
-    with pytest.raises(UserError, match=r"needs one \.hdf5 file of weights beside options.json, and has none"):
+    with pytest.raises(
+        UserError, match=r"needs one \.hdf5 file of weights beside options.json, and has none; copy it there"
+    ):
         read_weights(tmp_path)
     (tmp_path / "one_weights.hdf5").touch()
     (tmp_path / "other_weights.hdf5").touch()
-    with pytest.raises(UserError, match=r"has one_weights.hdf5, other_weights.hdf5; leave one"):
+    with pytest.raises(UserError, match=r"has one_weights.hdf5, other_weights.hdf5; leave one with"):
+        read_weights(tmp_path)
+
+
+def _published_layout(weights: dict[str, Tensor], config: BilmConfig) -> dict[str, NDArray[np.float32]]:
+    """Return weights as arrays of the published files, by their names there."""
+    assert config.characters is not None
+    ours = {name: tensor.numpy() for name, tensor in weights.items()}
+
+    def their_gates(gates: NDArray[np.float32]) -> NDArray[np.float32]:
+        i, f, g, o = np.split(gates, 4)
+        return np.concatenate([i, g, f, o])
+
+    arrays = {"char_embed": ours["word.weight"][1:]}
+    for number in range(len(config.characters.filters)):
+        name = f"characters.convolutions.{number}"
+        arrays[f"CNN/W_cnn_{number}"] = ours[f"{name}.weight"].transpose(2, 1, 0)[None]
+        arrays[f"CNN/b_cnn_{number}"] = ours[f"{name}.bias"]
+    for number in range(config.characters.highways):
+        for name, theirs in (("gate", "carry"), ("transform", "transform")):
+            arrays[f"CNN_high_{number}/W_{theirs}"] = ours[f"characters.highways.{number}.{name}.weight"].T
+            arrays[f"CNN_high_{number}/b_{theirs}"] = ours[f"characters.highways.{number}.{name}.bias"]
+    arrays["CNN_proj/W_proj"] = ours["characters.projection.weight"].T
+    arrays["CNN_proj/b_proj"] = ours["characters.projection.bias"]
+    for layer in range(config.layers):
+        for direction in range(2):
+            name, cell = f"layers.{layer}.directions.{direction}", f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}"
+            kernel = np.concatenate([ours[f"{name}.input_weight"], ours[f"{name}.state_weight"]], axis=1)
+            arrays[f"{cell}/LSTMCell/W_0"] = their_gates(kernel).T
+            arrays[f"{cell}/LSTMCell/B"] = their_gates(ours[f"{name}.bias"])
+            arrays[f"{cell}/LSTMCell/W_P_0"] = ours[f"{name}.projection"].T
+    return arrays
+
+
+def test_files_in_the_published_layout_are_read_or_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="the package h5py is not installed")
+    (tmp_path / "options.json").write_text(json.dumps(OPTIONS))
+    config = read_options(OPTIONS, Path("options.json"))
+    model = build_model(config, CHARACTERS)
+    init_weights(model, 3)
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    weights["word.weight"][0] = 0  # is no character
+    arrays = _published_layout(weights, config)
+
+    def write(**changes: NDArray[Any] | None) -> None:
+        with h5py.File(tmp_path / "weights.hdf5", "w") as file:
+            for name, array in {**arrays, **changes}.items():
+                if array is not None:
+                    file[name] = array
+
+    write()
+    read_config, characters, found = read_weights(tmp_path)
+    assert (read_config, characters) == (config, CHARACTERS) and found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor), name
+
+    name = "CNN_proj/b_proj"
+    for changed, complaint in (
+        (None, "has no CNN_proj/b_proj; copy both files"),
+        (np.full_like(arrays[name], np.nan), "has NaN or infinity in the weights for characters.projection.bias"),
+        (arrays[name][:-1], "of shape"),
+        (np.zeros(arrays[name].shape, np.int64), "of type int64, and weights are floating-point numbers"),
+    ):
+        write(**{name: changed})
+        with pytest.raises(UserError, match=complaint):
+            read_weights(tmp_path)
+    (tmp_path / "weights.hdf5").write_bytes(b"no HDF5")
+    with pytest.raises(UserError, match="is not a complete HDF5 file"):
         read_weights(tmp_path)
 
 
@@ -324,4 +395,4 @@ def test_states_are_those_of_the_authors_own_test() -> None:
             largest = max(largest, float((found[1:-1] - expected).abs().max()))
             compared += 1
     print(f"{compared} sentences, largest difference {largest:.2e}")
-    assert compared == 30 and largest < 1e-5
+    assert compared == 30 and largest < 1e-6
