@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.data_prep.tokenizers.tokenizer import load
-from multihop.eval.config import EvalConfig, TrialSettings
+from multihop.eval.config import EvalConfig, Features, TrialSettings
 from multihop.eval.finetune.heads import TaskModel
 from multihop.eval.finetune.inputs import encode
 from multihop.eval.finetune.labeled import Member, TargetScale, finetune_labeled, loss_of
 from multihop.eval.finetune.loop import finetune, parameter_groups, slanted_triangular
 from multihop.eval.finetune.templates import template_of
-from multihop.eval.model.pooling import concat_pool
+from multihop.eval.model.pooling import concat_pool, mean_pool
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
 from multihop.eval.tasks.task import Task
 from multihop.eval.trials.check import check_average, check_settings
@@ -154,6 +154,10 @@ def test_the_head_reads_concat_and_a_frozen_model_its_mean(bert_data: Path) -> N
     states = model.encoder.encode(inputs["packed"])
     expected = model.head(concat_pool(states, inputs["packed"].cu_seqlens))
     torch.testing.assert_close(model(**inputs), expected)
+    features = Features(layers=[-1], head="linear")
+    frozen = model_of("bert", bert_data, task, pooling="concat", features=features).eval()
+    expected = frozen.head(mean_pool(states, inputs["packed"].cu_seqlens))
+    torch.testing.assert_close(frozen(**inputs), expected)
 
 
 @pytest.mark.parametrize(
