@@ -33,7 +33,7 @@ class CtcTranslator(Model):
         padded = log_probabilities.new_zeros(source.max_seqlen, len(lengths), log_probabilities.shape[1])
         sequences = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         padded = padded.index_put((source.positions, sequences), log_probabilities)
-        given = padded, target.input_ids, lengths, target.cu_seqlens.diff()
+        given: tuple[Tensor, ...] = padded, target.input_ids, lengths, target.cu_seqlens.diff()
         if padded.is_cuda and torch.are_deterministic_algorithms_enabled():
             given = tuple(each.cpu() for each in given)  # torch has no deterministic gradient of it on a GPU
         return {"ctc": F.ctc_loss(*given, blank, reduction="sum").to(padded.device)}
