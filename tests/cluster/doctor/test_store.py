@@ -5,10 +5,15 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from multihop.cluster.doctor import store
 
 
-def test_removal_while_nodes_write_leaves_nothing(tmp_path: Path) -> None:
+def test_removal_while_nodes_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine a writer of 64 MiB would begin after the removal has found nothing twice.
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 2**18)
+
     def write(node: str) -> None:
         with contextlib.suppress(OSError):  # its file was removed under it
             store.write(str(tmp_path), "trial", node)
