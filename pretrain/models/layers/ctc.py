@@ -33,10 +33,13 @@ class CtcTranslator(Model):
         padded = log_probabilities.new_zeros(source.max_seqlen, len(lengths), log_probabilities.shape[1])
         sequences = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         padded = padded.index_put((source.positions, sequences), log_probabilities)
-        given: tuple[Tensor, ...] = padded, target.input_ids, lengths, target.cu_seqlens.diff()
-        if padded.is_cuda and torch.are_deterministic_algorithms_enabled():
-            given = tuple(each.cpu() for each in given)  # torch has no deterministic gradient of it on a GPU
-        return {"ctc": F.ctc_loss(*given, blank, reduction="sum").to(padded.device)}
+        # torch has no deterministic gradient of it on a GPU.
+        on_host = padded.is_cuda and torch.are_deterministic_algorithms_enabled()
+        device = torch.device("cpu") if on_host else padded.device
+        emitted, targets, sizes, of_targets = (
+            each.to(device) for each in (padded, target.input_ids, lengths, target.cu_seqlens.diff())
+        )
+        return {"ctc": F.ctc_loss(emitted, targets, sizes, of_targets, blank, reduction="sum").to(padded.device)}
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits (M, V) of the encoder's outputs (M, H), those of the blank included."""

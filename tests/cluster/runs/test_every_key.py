@@ -109,7 +109,7 @@ _SETTINGS: dict[str, Any] = {
     "max_examples": 10, "max_dev_examples": 10, "report_on": "dev",
     "schedule": "slanted_triangular", "layer_lr_decay": 0.5, "gradual_unfreezing": True,
 }  # fmt: skip
-_FEATURES = {"layers": [-1], "combine": "sum", "head": "linear"}
+_FEATURES = {"layers": [-1], "combine": "sum", "head": "linear", "lstm_width": 32}
 
 KEYS: dict[str, Key] = {
     "name": Key("checkpoints", "other", {"checkpoint.location": "/store"}),
