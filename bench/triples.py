@@ -143,21 +143,20 @@ def read_atomic(path: Path) -> Iterator[Triple]:
     Raises:
         UserError: a row lacks the columns, or a cell is no JSON list of texts.
     """
-    rows = enumerate(csv.DictReader(_text_lines(path)), start=2)
     number = 1
-    while True:
-        try:
-            number, row = next(rows)
+    try:
+        for row in csv.DictReader(_text_lines(path)):
+            number += 1
             event, part = row["event"], _ATOMIC_PARTS[row["split"]]
             lists = {name: _texts(value) for name, value in row.items() if name and name[0] in "ox"}
-        except StopIteration:
-            return
-        except (KeyError, TypeError, ValueError, csv.Error):
-            raise UserError(
-                f"{path}, row {number}: expected the columns event and split, and JSON lists of texts in those of the "
-                "relations"
-            ) from None
-        yield from (Triple(event, relation, tail, part) for relation, tails in lists.items() for tail in tails)
+            yield from (Triple(event, relation, tail, part) for relation, tails in lists.items() for tail in tails)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, csv.Error):
+        raise UserError(
+            f"{path}, row {number}: expected the columns event and split, and JSON lists of texts in those of the "
+            "relations"
+        ) from None
 
 
 def _texts(cell: str) -> list[str]:

@@ -8,9 +8,9 @@ The script writes:
     lemmas.yaml, lemmas-greedy.yaml                the tasks that score the lemmas of the test forms
 
 The forms of a lemma are all in the same part: 10 % of the lemmas in each of dev and test, chosen by a hash. Forms with
-several lemmas, as "best" of good and well, are left out. A lemma
-that is too long for its form has no alignment in connectionist temporal classification; such pairs are left out, so
-that models of all kinds can be trained on the same ones (recipes/experiments/monotonic.yaml).
+several lemmas, as "best" of good and well, are left out. A lemma that is too long for its form has no alignment in
+connectionist temporal classification; such pairs are left out, so that models of all kinds can be trained on the same
+ones (recipes/experiments/monotonic.yaml).
 """
 
 import argparse

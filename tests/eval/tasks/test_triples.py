@@ -94,6 +94,10 @@ def test_atomic_has_its_own_parts(tmp_path: Path) -> None:
         ("PersonX eats, alone", "xIntent", "to rest", "train"),
         ("PersonX runs", "oEffect", "none", "test"),
     ]
+    cut = gzip.compress((header + rows).encode())[:-12]
+    (tmp_path / "cut.csv.gz").write_bytes(cut)
+    with pytest.raises(UserError, match=r"cut\.csv\.gz cannot be read"):
+        list(triples.read_atomic(tmp_path / "cut.csv.gz"))
     no_event = header.replace("event", "text") + "PersonX runs,[],[],[],tst\n"
     cells = ("none", '"""none"""', "[1]", "3")  # neither a text nor a list of numbers is a list of texts
     for content in (no_event, *(f"{header}PersonX runs,{cell},[],[],tst\n" for cell in cells)):
