@@ -36,6 +36,11 @@ class S3:
     """Method and path of each request, including failed ones."""
     names: Iterator[int] = field(default_factory=count)
 
+    def stop_failing(self) -> None:
+        """Answer all requests again, as at the start."""
+        self.failures, self.failing_every, self.failing_method = 0, 0, ""
+        self.failure, self.cut_every, self.without_header = "503 Slow Down", 0, ""
+
     def make_bucket(self) -> str:
         """Make a bucket; returns its name."""
         from pyarrow.fs import S3FileSystem
@@ -93,7 +98,7 @@ def s3_server() -> Iterator[S3]:
 
 
 @pytest.fixture
-def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     """The endpoint, as the environment names it."""
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -102,9 +107,8 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-theirs")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3_server.failures, s3_server.failing_every, s3_server.failure = 0, 0, "503 Slow Down"
-    s3_server.failing_method, s3_server.cut_every, s3_server.without_header = "", 0, ""
-    return s3_server
+    yield s3_server
+    s3_server.stop_failing()  # fixtures of the session use the endpoint too
 
 
 @pytest.fixture
