@@ -6,6 +6,7 @@ here (`_ZERO_ATTRIBUTES`): patching a method that no longer exists would silentl
 
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,8 +74,18 @@ log = logging.getLogger("multihop")
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed before `initialize` does, because it takes seconds."""
-    import deepspeed.runtime.zero.partition_parameters  # noqa: F401
+    """Import DeepSpeed before `initialize` does, because it takes seconds.
+
+    Its autotuner imports MLflow where that is installed, which takes most of these seconds, and memory on every rank.
+    """
+    is_imported = "mlflow" in sys.modules
+    if not is_imported:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]  # an import raises ImportError
+    try:
+        import deepspeed.runtime.zero.partition_parameters  # noqa: F401
+    finally:
+        if not is_imported:
+            del sys.modules["mlflow"]
 
 
 def initialize(
@@ -91,6 +102,7 @@ def initialize(
     Raises:
         UserError: The installed version lacks an attribute that is needed, or the configuration is refused.
     """
+    import_deepspeed()
     import deepspeed
 
     _warn_if_untested(version("deepspeed"))

@@ -2,6 +2,8 @@
 
 import logging
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,3 +43,18 @@ def test_a_version_without_what_is_patched_is_refused() -> None:
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         deepspeed_internals._check_attributes(Optimizer(), ["device", "check_overflow"])
+
+
+def test_a_rank_does_not_import_mlflow_with_deepspeed() -> None:
+    """It would take longer than all of the rest, and is found as before afterwards."""
+    code = """
+import sys
+from multihop.pretrain.engine.deepspeed_internals import import_deepspeed
+import_deepspeed()
+assert "deepspeed.autotuning.autotuner" in sys.modules and "mlflow" not in sys.modules
+import mlflow.version
+import_deepspeed()
+assert "mlflow.version" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
