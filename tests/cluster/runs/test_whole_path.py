@@ -167,22 +167,27 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
         time.sleep(0.02)
 
 
-def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:
+def reached(run: Path, step: int) -> Callable[[], bool]:
+    return lambda: (newest_step(str(run / "checkpoints")) or 0) >= step
+
+
+def assert_same_result(run: Path, whole: Path) -> None:
+    assert losses(run) == losses(whole) and results(run) == results(whole)
+    assert_same_state(*(folder_of_step(str(path / "checkpoints"), STEPS) for path in (run, whole)))
+
+
+def test_after_a_rank_died_and_an_interruption_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:
+    """A rank dies: Ray Train starts all of them again. Then Ctrl-C: saved, and left with 75."""
     run = workplace / "runs" / "harmed"
     arguments = ("run", "recipe.yaml", "name=harmed")
-
-    def reached(step: int) -> Callable[[], bool]:
-        return lambda: (newest_step(str(run / "checkpoints")) or 0) >= step
-
-    # A rank dies: Ray Train starts all of them again. Then Ctrl-C: saved, and left with 75.
     process = start(workplace, *arguments)
     wait_for(lambda: bool(ranks_of(run)), process)
     assert f"in use by process {process.pid}" in multihop(workplace, *arguments, code=2)
-    wait_for(reached(CHECKPOINTS_EVERY), process)
+    wait_for(reached(run, CHECKPOINTS_EVERY), process)
     victim = ranks_of(run)[-1]
     rank = victim.environ()["RANK"]  # whichever actor started its process last
     victim.kill()
-    wait_for(reached(2 * CHECKPOINTS_EVERY), process)
+    wait_for(reached(run, 2 * CHECKPOINTS_EVERY), process)
     (run / "stop").touch()  # asked for in both ways at once: the signal is the first one all the same
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
@@ -195,10 +200,17 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     stopped_at = newest_step(str(run / "checkpoints"))
     assert stopped_at is not None and 2 * CHECKPOINTS_EVERY <= stopped_at < STEPS
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+    multihop(workplace, *arguments)
+    assert_same_result(run, whole)
 
+
+@pytest.mark.long
+def test_after_its_driver_died_and_a_byte_flipped_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:
+    run = workplace / "runs" / "harmed-again"
+    arguments = ("run", "recipe.yaml", "name=harmed-again")
     # The driver dies: its ranks die with it, and the next start goes on, also behind half a row that was left.
     process = start(workplace, *arguments)
-    wait_for(reached(stopped_at + 1), process)
+    wait_for(reached(run, CHECKPOINTS_EVERY), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     deadline = time.monotonic() + 60
@@ -217,13 +229,10 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
     assert json.loads((run / "summary.json").read_text())["status"] in {"trained", "stopped"}
 
     multihop(workplace, *arguments)
-    assert losses(run) == losses(whole)
-    assert results(run) == results(whole)
-    ours, theirs = (folder_of_step(str(path / "checkpoints"), STEPS) for path in (run, whole))
-    assert_same_state(ours, theirs)
+    assert_same_result(run, whole)
 
     # A byte of the last checkpoint flips: its steps are taken again before anything is made of it.
-    damaged = sorted(Path(ours).glob("*.safetensors"))[0]
+    damaged = sorted(Path(folder_of_step(str(run / "checkpoints"), STEPS)).glob("*.safetensors"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x55")
     (run / "eval" / "results.jsonl").unlink()
     printed = multihop(workplace, *arguments)
@@ -231,9 +240,8 @@ def test_killed_and_interrupted_it_ends_with_the_same_result(workplace: Path, wh
         f"{damaged.name} is damaged" in printed
         and "the steps since the last good checkpoint are trained again" in printed
     )
-    assert_same_state(ours, theirs)
-    assert losses(run) == losses(whole) and results(run) == results(whole)
-    assert json.loads((run / "summary.json").read_text())["launches"] >= 4
+    assert_same_result(run, whole)
+    assert json.loads((run / "summary.json").read_text())["launches"] >= 3
 
 
 def test_evaluating_what_is_not_trained_is_refused_before_anything_is_prepared(workplace: Path, whole: Path) -> None:
@@ -263,6 +271,7 @@ def test_another_recipe_is_another_run_and_compare_shows_the_difference(workplac
     assert len(list((workplace / "runs" / ".prepared").glob("*/*/manifest.json"))) == 1, "the prepared data is shared"
 
 
+@pytest.mark.long
 def test_a_run_that_is_evaluated_as_another_model_and_back_reports_the_last_evaluation(
     workplace: Path, whole: Path
 ) -> None:
