@@ -1,34 +1,14 @@
-"""The machine of a process: processor and GPU, the memory that it can still allocate, and glibc's malloc."""
+"""The machine of a process: its processor, the memory that it can still allocate, and glibc's malloc."""
 
 import ctypes
 import platform
-import re
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-_DATASHEET = {  # dense bf16 matrix products with fp32 accumulation, per second; NVIDIA's datasheets
-    "H200 NVL": 836e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-}
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = -1
-
-
-def datasheet_rate(device_name: str) -> float | None:
-    """Return the datasheet's bf16 rate of a GPU of this name; None for an unknown GPU."""
-    words = set(re.split(r"[\s-]+", device_name))
-    return next((rate for name, rate in _DATASHEET.items() if words >= set(name.split())), None)
 
 
 def cpu_model() -> str:

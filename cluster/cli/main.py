@@ -14,6 +14,7 @@ from multihop.cluster.cli.inference import inference_commands
 from multihop.cluster.cli.init import init
 from multihop.cluster.cli.inspect import inspect_app
 from multihop.cluster.cli.jobs import job_commands
+from multihop.cluster.cli.plan import plan_command
 from multihop.cluster.cli.recipes import recipes_app
 from multihop.cluster.cli.runs import run_commands
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run_commands, job_commands, doctor_command, inference_commands, babi_command):
+for commands in (run_commands, job_commands, plan_command, doctor_command, inference_commands, babi_command):
     app.add_typer(commands)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
 app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, log, sqrt
 
 from multihop.common.errors import UserError
-from multihop.common.machine import datasheet_rate
+from multihop.common.gpus import datasheet_rate
 
 LEAST_BYTES, LEAST_DOCUMENTS = 100_000, 30
 """The least text: with less, a tokenizer has too few different words, or no document may be held out."""

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -157,6 +158,60 @@ def initialize(
     return engine, zero
 
 
+@contextmanager
+def simulate_gpu() -> Iterator[None]:
+    """Make DeepSpeed put on the meta device what it would put on a GPU, and not compare ranks that do not exist."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.zero import linear, stage3, utils
+
+    # With a number, because moving a tensor from the meta device to the meta device would be no operation.
+    with (
+        replaced(get_accelerator(), device_name=lambda *_: "meta:0", current_device_name=lambda: "meta:0"),
+        replaced(stage3, defragment=_flatten_on_gpu),
+        replaced(utils, assert_lst_len_same_as_other_ranks=_do_nothing, get_lst_from_rank0=lambda values: values),
+        replaced(linear, get_accelerator=lambda: SimpleNamespace(device_name=lambda: "cpu")),  # autocast's name
+    ):
+        yield
+
+
+def _flatten_on_gpu(tensors: list[Tensor]) -> Tensor:
+    """DeepSpeed's `defragment` without its copy in the host's memory, which on the meta device would stay the only
+    one."""
+    flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device="meta")
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.data = part.view(tensor.shape)
+    return flat
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Replace attributes of an object until the block ends."""
+    _check_attributes(owner, attributes)
+    originals = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in originals.items():
+            setattr(owner, name, value)
+
+
+def destroy_process_group() -> None:
+    """Destroy the process group, also for DeepSpeed, so that it takes the next one."""
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    torch.distributed.destroy_process_group()
+    groups._release_process_group_references()
+    comm.cdb = None
+
+
+def tensors_on_meta(zero: Any | None) -> list[Tensor]:
+    """The tensors that DeepSpeed keeps on the meta device, for their shapes."""
+    return [tensor for group in getattr(zero, "round_robin_bit16_meta", []) for tensor in group]
+
+
 def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, world_size: int) -> list[Slice]:
     """The slices of `module`'s parameters that `rank` owns; over all ranks they cover each parameter exactly once.
 
@@ -174,6 +229,29 @@ def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, wor
 def held_slices(module: nn.Module, owned: list[Slice], stage: int) -> list[Slice]:
     """The slices whose weights and moments this rank needs to resume: those it owns, or in stage 0 all."""
     return owned if stage > 0 else list(_even_slices(module, 0, 1))
+
+
+def spans_of_rank(
+    module: nn.Module, zero: Any | None, stage: int, rank: int, world_size: int
+) -> list[tuple[str, int, int]]:
+    """(parameter, start, elements) of each of the `held_slices` of any rank, by DeepSpeed's rules."""
+    if stage == 0:
+        return [(piece.name, piece.start, piece.numel) for piece in _even_slices(module, 0, 1)]
+    assert zero is not None
+    bounds: dict[int, tuple[int, int]] = {}
+    if stage == 3:
+        for parameter in module.parameters():
+            part, numel = zero.grad_position[zero.get_param_id(parameter)][2], math.prod(whole_shape(parameter))
+            bounds[id(parameter)] = rank * part, min((rank + 1) * part, numel)
+    else:
+        for parameters, size in zip(zero.bit16_groups, zero.partition_size, strict=True):
+            offset = 0  # in the flat buffer of the group
+            for parameter in parameters:
+                first, stop = rank * size - offset, (rank + 1) * size - offset
+                bounds[id(parameter)] = max(0, first), min(stop, parameter.numel())
+                offset += parameter.numel()
+    named = ((name, *bounds[id(parameter)]) for name, parameter in module.named_parameters())
+    return [(name, start, stop - start) for name, start, stop in named if start < stop]
 
 
 def updated_together(

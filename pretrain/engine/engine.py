@@ -15,6 +15,7 @@ from multihop.pretrain.engine.deepspeed_internals import (
     held_slices,
     initialize,
     owned_slices,
+    spans_of_rank,
     update_model_weights,
     updated_together,
 )
@@ -67,9 +68,9 @@ class Engine:
         """
         self.ranks, self._stage = ranks, config.engine.zero_stage
         _transform(model, config.engine)
-        self._deepspeed, self._zero = initialize(config, model, ranks, micro_batch_size, param_init)
+        self._deepspeed, self.zero = initialize(config, model, ranks, micro_batch_size, param_init)
         outer: Any = self._deepspeed.optimizer
-        self._optimizer: torch.optim.Optimizer = outer if self._zero is None else outer.optimizer
+        self._optimizer: torch.optim.Optimizer = outer if self.zero is None else outer.optimizer
         self._stage_0_result = StepResult(math.nan, True)
         if self._stage == 0:
             self._optimizer.register_step_pre_hook(self._guard_stage_0(config.optimizer.max_grad_norm))
@@ -78,7 +79,7 @@ class Engine:
             # engine.max_consecutive_nonfinite_steps decides when to give up.
             self._scaler.raise_error_at_min_scale = False
         self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
-        self.slices = owned_slices(model, self._zero, self._stage, ranks.rank, ranks.world_size)
+        self.slices = owned_slices(model, self.zero, self._stage, ranks.rank, ranks.world_size)
         self._held = held_slices(model, self.slices, self._stage)
         self._moments = {name: moments_of(config.optimizer, name, shape) for name, shape in self.parameters.items()}
         for piece in self._held:
@@ -123,7 +124,7 @@ class Engine:
             return self._stage_0_result
         applied: bool = self._deepspeed.was_step_applied()
         if not applied:
-            drop_gradients(self._zero, self._stage)
+            drop_gradients(self.zero, self._stage)
         return StepResult(float(self._deepspeed.get_global_grad_norm()), applied)
 
     @torch.no_grad()
@@ -176,7 +177,7 @@ class Engine:
                 state["step"].fill_(float(updates))
                 for kind in self._moments[piece.name]:
                     piece.view_of(state[kind]).copy_(next(values))
-        update_model_weights(self._zero, self._stage)
+        update_model_weights(self.zero, self._stage)
         if updates is not None and self._scaler_state().keys() == counters.keys():
             for key, value in counters.items():
                 setattr(self._scaler, key, value if key == "cur_scale" else int(value))
@@ -195,18 +196,19 @@ class Engine:
         return {key: float(getattr(self._scaler, key)) for key in _SCALER_STATE} if is_dynamic else {}
 
     def _bind_muon(self, optimizer: Muon) -> None:
-        names = list(self.parameters)
-        numbers = {name: number for number, name in enumerate(names)}
-        rows = [[numbers[piece.name], piece.start, piece.numel] for piece in self._held]
-        held = self.ranks.all_gather_rows(torch.tensor(rows, dtype=torch.int64).reshape(-1, 3))
+        held = [
+            spans_of_rank(self.module, self.zero, self._stage, rank, self.ranks.world_size)
+            for rank in range(self.ranks.world_size)
+        ]
+        assert held[self.ranks.rank] == [(piece.name, piece.start, piece.numel) for piece in self._held]
         groups = []
-        for flats, updated in updated_together(self.module, self._optimizer, self._zero, self._stage):
+        for flats, updated in updated_together(self.module, self._optimizer, self.zero, self._stage):
             shapes = {name: self.parameters[name] for name in updated if is_orthogonalized(name, self.parameters[name])}
             groups.append(StepGroup(flats, {name: (shape[0], shape[1]) for name, shape in shapes.items()}))
         optimizer.bind(
             groups,
             self._held,
-            [[(names[number], start, numel) for number, start, numel in each.tolist()] for each in held],
+            held,
             self.ranks.rank,
             self.ranks.device,
             self.ranks.all_to_all,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.optim.norms import squared_norms
 from multihop.pretrain.optim.slices import Slice, fused_adamw
 
@@ -181,7 +182,7 @@ class Lamb(torch.optim.Optimizer):
         On a CPU it is kept, because touching fresh pages in each step would take longer than the step; a GPU's caching
         allocator reuses the memory, also for activations between steps.
         """
-        if device.type != "cpu":
+        if device_type(device) != "cpu":
             return torch.empty(numel, device=device)
         if self._scratch.numel() < numel:
             self._scratch = torch.empty(numel)
@@ -189,12 +190,12 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _layout(flat: Tensor, slices: list[Slice], position: dict[str, int]) -> _Layout:
-    longest = _CPU_RUN if flat.device.type == "cpu" else flat.numel()
+    longest = _CPU_RUN if device_type(flat.device) == "cpu" else flat.numel()
     pieces, owners = [], []
     for whole in sorted(slices, key=lambda whole: whole.flat_start):
         end = whole.flat_start + whole.numel
         for start in range(whole.flat_start, end, longest):
             pieces.append(slice(start, min(start + longest, end)))
             owners.append(position[whole.name])
-    runs = [[piece] for piece in pieces] if flat.device.type == "cpu" else [pieces]
+    runs = [[piece] for piece in pieces] if device_type(flat.device) == "cpu" else [pieces]
     return _Layout(runs, torch.tensor(owners, device=flat.device))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.optim.norms import squared_norms
 from multihop.pretrain.optim.slices import Slice, fused_adamw
 
@@ -192,7 +193,8 @@ class Muon(torch.optim.Optimizer):
                 momenta[piece.name, piece.start, piece.numel] = piece.view_of(nesterov)
 
         # In bf16 the iteration converges as well; a CPU is slower in it.
-        empty = torch.empty(0, dtype=torch.bfloat16 if self._device.type == "cuda" else torch.float32).to(self._device)
+        dtype = torch.bfloat16 if device_type(self._device) == "cuda" else torch.float32
+        empty = torch.empty(0, dtype=dtype).to(self._device)
         is_single_rank = len(plan.momenta.sent) == 1
         received = {} if is_single_rank else plan.momenta.run(self._all_to_all, momenta.__getitem__, empty)
         whole = {
@@ -229,7 +231,7 @@ class Muon(torch.optim.Optimizer):
     def _scratch_of(self, flats: list[Tensor]) -> Tensor:
         """Room for what is orthogonalized. Kept on a CPU, where fresh pages each step would cost more than the step."""
         numel, device = sum(flat.numel() for flat in flats), flats[0].device
-        if device.type != "cpu":
+        if device_type(device) != "cpu":
             return torch.empty(numel, device=device)
         if self._scratch.numel() < numel:
             self._scratch = torch.empty(numel)

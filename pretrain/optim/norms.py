@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from multihop.pretrain.device_type import device_type
+
 _BLOCK = 1024
 """Number of elements accumulated in float32 on a CPU: converting all to float64 would take three times as long."""
 
@@ -20,7 +22,7 @@ def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     Args:
         tensors: float32, at least one, all on one device.
     """
-    if tensors[0].device.type == "cpu":
+    if device_type(tensors[0].device) == "cpu":
         return torch.stack([_squared_norm(tensor.reshape(-1)) for tensor in tensors])
     return torch.stack(torch._foreach_norm(list(tensors), dtype=torch.float64)).square()
 

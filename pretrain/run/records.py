@@ -12,8 +12,9 @@ from typing import IO
 import torch
 
 from multihop.common.files import add_path_to_disk_full_error
+from multihop.common.gpus import datasheet_rate
 from multihop.common.json_lines import Row, append_row
-from multihop.common.machine import cpu_model, datasheet_rate
+from multihop.common.machine import cpu_model
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.environment import TIMES

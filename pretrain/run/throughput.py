@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from multihop.common.gpus import datasheet_rate
 from multihop.common.json_lines import Row
-from multihop.common.machine import datasheet_rate
 from multihop.pretrain.data.batches import RankBatch
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.objectives.batch import Batch

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from multihop.common.machine import available_memory, datasheet_rate, total_memory
+from multihop.common.machine import available_memory, total_memory
 
 MB = 2**20
 
@@ -42,10 +42,3 @@ def test_version_1_with_a_path_of_the_host(tmp_path: Path) -> None:
     assert available_memory(root) == 210 * MB
     write(tmp_path, "memory", {"memory.limit_in_bytes": str(2**63 - 4096)})
     assert available_memory(root) == 8000 * MB
-
-
-def test_a_gpu_is_known_by_whole_words_of_its_name() -> None:
-    assert datasheet_rate("NVIDIA H100 80GB HBM3") == datasheet_rate("NVIDIA H200") == 989e12
-    assert datasheet_rate("NVIDIA H100 PCIe") == 756e12 and datasheet_rate("NVIDIA H100 NVL") == 835e12
-    assert datasheet_rate("NVIDIA A100-SXM4-80GB") == 312e12 and datasheet_rate("NVIDIA L40") == 181e12
-    assert datasheet_rate("NVIDIA RTX A1000") is datasheet_rate("NVIDIA A10G") is datasheet_rate("GeForce 1080") is None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.models.cpu.dropout import keep_mask, keep_probability
 from multihop.pretrain.models.relative_positions import expand_by_distance, sum_by_distance
 
@@ -116,7 +117,7 @@ def _blocks(q: Tensor, causal: bool, relative: bool, window: int | None) -> list
         queries = min(_WINDOW_QUERIES, length)
         keys = queries + (1 if causal else 2) * window
         scores = queries * min(keys, length)
-    block_heads = max(1, _BLOCK_SCORES[q.device.type] // scores)
+    block_heads = max(1, _BLOCK_SCORES[device_type(q.device)] // scores)
     return [
         (
             (slice(first, first + block_heads), slice(row, row + queries)),

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multihop.pretrain.device_type import device_type
+
 _LEVELS = 2**16
 _CPU = torch.device("cpu")
 
@@ -26,7 +28,7 @@ class Dropout(nn.Module):
         """x and the result have any shape."""
         if not self.training or self.rate == 0.0:
             return x
-        if x.device.type != "cpu":
+        if device_type(x.device) != "cpu":
             return F.dropout(x, self.rate)
         out: Tensor = _drop(x, self.rate)
         return out

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from multihop.pretrain.device_type import device_type
+
 
 def few_query_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), without a gradient.
@@ -19,7 +21,7 @@ def few_query_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     Returns:
         (S, heads, Q, width).
     """
-    if query.device.type != "cpu":
+    if device_type(query.device) != "cpu":
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     q, k, v = (part.flatten(0, 1) for part in (query, key, value))
     scores = torch.baddbmm(query.new_zeros(()), q, k.transpose(1, 2), beta=0, alpha=query.shape[-1] ** -0.5)

@@ -7,12 +7,11 @@ keep only the sum and two numbers for each row. flash-attn has such a kernel und
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.keep_mask import draw_seed, dropout_arguments, is_kept
+from multihop.pretrain.models.gpu.kernel import launch, next_power_of_2, tl, triton
 
 _PROGRAMS = 16
 """Programs of the backward pass on each multiprocessor; each adds up the gradients of the weights over its rows."""
@@ -45,8 +44,7 @@ class _DropoutAddNorm(torch.autograd.Function):
         total, out = torch.empty_like(x), torch.empty_like(x)
         mean, rstd = torch.empty(2, rows, dtype=torch.float32, device=x.device)
         options = _options(width, dropout)
-        if rows:
-            _forward[rows,](x, residual, weight, bias, total, out, mean, rstd, seed, eps, **options)
+        launch(_forward, (rows,), x, residual, weight, bias, total, out, mean, rstd, seed, eps, **options)
         ctx.save_for_backward(total, weight, mean, rstd, seed)
         ctx.dropout, ctx.bias_dtype = dropout, bias.dtype
         return out
@@ -61,20 +59,22 @@ class _DropoutAddNorm(torch.autograd.Function):
         programs = max(1, min(rows, _programs(total.device)))
         sums = torch.empty(2, programs, width, dtype=torch.float32, device=total.device)
         inputs = gradients[0].contiguous(), total, weight, mean, rstd
-        _backward[programs,](*inputs, grad_x, grad_residual, sums, seed, rows, **_options(width, ctx.dropout))
+        options = _options(width, ctx.dropout)
+        launch(_backward, (programs,), *inputs, grad_x, grad_residual, sums, seed, rows, **options)
         grad_weight, grad_bias = sums.sum(1)
         return grad_x, grad_residual, grad_weight.to(weight.dtype), grad_bias.to(ctx.bias_dtype), None, None
 
 
 def _programs(device: torch.device) -> int:
-    on_gpu = device.type == "cuda"
-    return _PROGRAMS * (torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1)
+    has_properties = device.type == "cuda"
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if has_properties else 1
+    return _PROGRAMS * processors
 
 
 def _options(width: int, dropout: float) -> dict[str, Any]:
     """The arguments that both passes share."""
     threshold, dropout_scale = dropout_arguments(dropout)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     return {
         "threshold": threshold,
         "dropout_scale": dropout_scale,

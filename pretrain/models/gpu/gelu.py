@@ -8,10 +8,10 @@ of fp16 its relative error is at most 6.1e-4; rounding to fp16 has 4.9e-4. The g
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from multihop.pretrain.models.gpu.kernel import launch, tl, triton
 
 _BLOCK, _WARPS = 4096, 8
 
@@ -29,7 +29,7 @@ class _Gelu(torch.autograd.Function):
         x = x.contiguous()
         ctx.save_for_backward(x)
         out = torch.empty_like(x)
-        _forward[triton.cdiv(x.numel(), _BLOCK),](x, out, x.numel(), BLOCK=_BLOCK, num_warps=_WARPS)
+        launch(_forward, _grid(x), x, out, x.numel(), BLOCK=_BLOCK, num_warps=_WARPS)
         return out
 
     @staticmethod
@@ -37,9 +37,13 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         gradient = torch.empty_like(x)
-        grid = (triton.cdiv(x.numel(), _BLOCK),)
-        _backward[grid](x, gradients[0].contiguous(), gradient, x.numel(), BLOCK=_BLOCK, num_warps=_WARPS)
+        inputs = x, gradients[0].contiguous(), gradient, x.numel()
+        launch(_backward, _grid(x), *inputs, BLOCK=_BLOCK, num_warps=_WARPS)
         return gradient
+
+
+def _grid(x: Tensor) -> tuple[int]:
+    return (-(-x.numel() // _BLOCK),)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]  # no types: Triton would compile them

@@ -1,9 +1,9 @@
 """The masks of dropout within kernels, which draw them again in the backward pass instead of storing them."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from multihop.pretrain.models.gpu.kernel import tl, triton
 
 
 def draw_seed(rate: float, device: torch.device) -> Tensor:

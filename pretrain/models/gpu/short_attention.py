@@ -10,12 +10,11 @@ long sequences need.
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.keep_mask import draw_seed, dropout_arguments, is_kept
+from multihop.pretrain.models.gpu.kernel import launch, next_power_of_2, tl, triton
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -56,7 +55,8 @@ class _ShortAttention(torch.autograd.Function):
         seed = draw_seed(dropout, query.device)
         out = torch.empty_like(query)
         grid, options = _options(query, cu_seqlens, max_seqlen, causal, dropout)
-        _forward[grid](query, key, value, out, cu_seqlens, seed, **options, ROWS=min(options["BLOCK"], 64))
+        inputs = query, key, value, out, cu_seqlens, seed
+        launch(_forward, grid, *inputs, **options, ROWS=min(options["BLOCK"], 64))
         ctx.save_for_backward(query, key, value, cu_seqlens, seed)
         ctx.max_seqlen, ctx.causal, ctx.dropout = max_seqlen, causal, dropout
         return out
@@ -69,7 +69,8 @@ class _ShortAttention(torch.autograd.Function):
         grid, options = _options(query, cu_seqlens, ctx.max_seqlen, ctx.causal, ctx.dropout)
         inputs = query, key, value, gradients[0].contiguous()
         rows = 32 if options["BLOCK"] > 64 else options["BLOCK"]  # more would not fit into the registers
-        _backward[grid](*inputs, grad_query, grad_key, grad_value, cu_seqlens, seed, **options, ROWS=rows)
+        outputs = grad_query, grad_key, grad_value
+        launch(_backward, grid, *inputs, *outputs, cu_seqlens, seed, **options, ROWS=rows)
         return grad_query, grad_key, grad_value, None, None, None, None
 
 
@@ -85,7 +86,7 @@ def _options(
         "dropout_scale": dropout_scale,
         "HEADS": heads,
         "WIDTH": width,
-        "BLOCK": max(16, triton.next_power_of_2(max_seqlen)),
+        "BLOCK": max(16, next_power_of_2(max_seqlen)),
         "CAUSAL": causal,
         "DROPS": dropout > 0,
         "num_warps": 4,

@@ -5,9 +5,9 @@ copy of the logits exists, which are much larger than anything else in a step.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from multihop.pretrain.models.gpu.kernel import launch, tl, triton
 
 _BLOCK, _WARPS = 2048, 8
 _GROUP = tl.constexpr(8)
@@ -29,7 +29,9 @@ def softmax_gradient_(logits: Tensor, targets: Tensor, vocab_size: int, label_sm
         Sum of the cross-entropies, fp32 ().
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _softmax_gradient[len(logits),](
+    launch(
+        _softmax_gradient,
+        (len(logits),),
         logits,
         logits.stride(0),
         targets,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.models.cpu.blocked_attention import blocked_attention
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.varlen_attention import (
@@ -133,12 +134,13 @@ def attend(
         sequences.cache.append(key, value)
         if sequences.cache.is_decoding:
             return sequences.cache.attend(query, relative)
-    if query.device.type == "cuda" and relative is None:
+    if device_type(query.device) == "cuda" and relative is None:
         if window is None and is_supported_by_short_attention(query, sequences.max_seqlen):
             from multihop.pretrain.models.gpu.short_attention import short_attention  # needs Triton
 
             return short_attention(query, key, value, sequences.bounds.int32, sequences.max_seqlen, causal, dropout)
-        is_varlen = not sequences.equal_lengths if window is None else is_supported_by_flash(query)
+        # torch has no kernel for equal lengths on the meta device; these take as much memory.
+        is_varlen = query.is_meta or not sequences.equal_lengths if window is None else is_supported_by_flash(query)
         if is_varlen:
             bounds = sequences.bounds
             return varlen_attention(query, key, value, bounds, bounds, causal, dropout, window=window)
@@ -176,7 +178,7 @@ def _dense(
 ) -> Tensor:
     """Attention of (B, heads, T, width); mask: bool (B, 1, 1, T), true at the keys to attend to."""
     length = query.shape[2]
-    if relative is not None or (dropout > 0 and query.device.type == "cpu"):
+    if relative is not None or (dropout > 0 and device_type(query.device) == "cpu"):
         return blocked_attention(query, key, value, relative, mask, causal, dropout, window)
     if window is not None:
         if length > _SHORT * window:

@@ -173,7 +173,7 @@ def embed(table: nn.Embedding, ids: Tensor, sparse_lookup_grad: bool) -> Tensor:
             the lookup's gradient is then sparse: its few rows are added to the dense one, instead of a second dense
             gradient.
     """
-    return F.embedding(ids, table.weight, sparse=sparse_lookup_grad and ids.device.type == "cpu")
+    return F.embedding(ids, table.weight, sparse=sparse_lookup_grad and table.weight.device.type == "cpu")
 
 
 def position_embedding(config: StackConfig) -> nn.Embedding | None:

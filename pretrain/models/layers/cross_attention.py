@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.models.config import AttentionConfig
 from multihop.pretrain.models.cpu.few_queries import few_query_attention
 from multihop.pretrain.models.cpu.padded_batches import PaddedBatch, PaddingIndices, padding_indices
@@ -120,7 +121,7 @@ def cross_attend(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale:
         (Nq, heads, width).
     """
     heads = query.shape[1]
-    if query.device.type == "cuda" and not pairs.equal_lengths:
+    if device_type(query.device) == "cuda" and (query.is_meta or not pairs.equal_lengths):
         return varlen_attention(query, key, value, pairs.queries.bounds, pairs.keys.bounds, scale=scale)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.models.gpu import can_run
 
 _CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**28}
@@ -46,7 +47,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         needs_grad: bool,
     ) -> Tensor:
-        on_gpu = hidden.device.type == "cuda"
+        on_gpu = device_type(hidden.device) == "cuda"
         vocab_size, columns = len(weight), -(-len(weight) // _ALIGNMENT) * _ALIGNMENT
         if on_gpu and columns > vocab_size:
             # cuBLAS has no fast kernel for 50,257 columns: two of the three products took seven times as long.
@@ -57,7 +58,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         # They are sums over many rows, and in fp32 whatever the dtype of the weights.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_grad and bias is not None else None
-        most_rows = _CHUNK_LOGITS[hidden.device.type] // vocab_size
+        most_rows = _CHUNK_LOGITS[device_type(hidden.device)] // vocab_size
         rows = max(1, min(len(hidden), max(_ALIGNMENT, most_rows // _ALIGNMENT * _ALIGNMENT)))
         buffer = hidden.new_empty(rows, columns)
         for start in range(0, len(hidden), rows):
@@ -127,7 +128,7 @@ def _add_product_(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
     """Add grad_logits.T @ hidden to `total`, in fp32."""
     if hidden.dtype == total.dtype:
         total.addmm_(grad_logits.T, hidden)
-    elif hidden.device.type == "cuda":
+    elif device_type(hidden.device) == "cuda":
         torch.addmm(total, grad_logits.T, hidden, out_dtype=total.dtype, out=total)
     else:
         total += grad_logits.T @ hidden

@@ -11,6 +11,7 @@ from multihop.pretrain.models.gpu import can_run
 
 _AMPERE = (8, 0)
 """The lowest compute capability that FlashAttention 2 supports."""
+_HALF = (torch.bfloat16, torch.float16)
 _HEAD_WIDTHS = range(8, 257, 8)
 """The widths of a head that FlashAttention 2 takes without padding."""
 
@@ -95,12 +96,17 @@ def varlen_attention(
 
 
 def is_supported_by_flash(query: Tensor) -> bool:
-    """Whether FlashAttention 2 takes queries, (Nq, heads, width), of this dtype and width on their device."""
-    is_half = query.dtype in (torch.bfloat16, torch.float16)
-    return is_half and query.shape[2] in _HEAD_WIDTHS and torch.cuda.get_device_capability(query.device) >= _AMPERE
+    """Whether FlashAttention 2 takes queries, (Nq, heads, width), of this dtype and width on their device.
+
+    On the meta device it takes all: the other kernels save as much for the backward pass.
+    """
+    if query.is_meta:
+        return True
+    fits = query.dtype in _HALF and query.shape[2] in _HEAD_WIDTHS
+    return fits and torch.cuda.get_device_capability(query.device) >= _AMPERE
 
 
 def is_supported_by_short_attention(query: Tensor, max_seqlen: int) -> bool:
     """Whether `gpu.short_attention` takes queries, (N, heads, width), of sequences of up to `max_seqlen` tokens."""
-    fits = max_seqlen <= _MAX_SHORT_LENGTH and query.shape[2] in _SHORT_WIDTHS
+    fits = max_seqlen <= _MAX_SHORT_LENGTH and query.shape[2] in _SHORT_WIDTHS and query.dtype in _HALF
     return fits and can_run(query) and is_supported_by_flash(query)

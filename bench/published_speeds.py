@@ -1,0 +1,178 @@
+"""Predict the speed of published training runs, and fit the efficiencies of `multihop plan` to half of them.
+
+    python bench/published_speeds.py trace --out traces.json      # the operations of each run; half an hour
+    python bench/published_speeds.py fit traces.json              # the constants, and the errors of both halves
+
+The rows of bench/published/mpt.csv are of MPT under FSDP, which shards as ZeRO stage 3 does
+(https://github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md, read 2026-11-28). A row belongs to the
+half that is fitted if the first hexadecimal digit of the SHA-256 of its text is even. Models are traced with two and
+four layers, and what two layers add is multiplied: all layers are alike.
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+
+from multihop.common.gpus import Gpu, gpu_named
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.plan.assumed_batch import assumed_batch
+from multihop.pretrain.plan.operations import Operation
+from multihop.pretrain.plan.rank_trace import trace_rank
+from multihop.pretrain.plan.step_time import Efficiency, time_of
+
+ROWS = Path(__file__).parent / "published" / "mpt.csv"
+SIZES = {  # layers, hidden, heads (llm-foundry, scripts/train/yamls/pretrain)
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 12),
+    "1b": (24, 2048, 16),
+    "3b": (32, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (48, 7168, 56),
+    "70b": (80, 8192, 64),
+}
+VOCABULARY = 50_368
+NODE_BYTES_PER_S = {"A100": 1600e9 / 8, "H100": 3200e9 / 8}
+"""Between nodes of 8 GPUs. A100: as published; H100: not published, the usual 400 Gbit/s for each GPU."""
+Counted = list[tuple[list[Any], int]]
+"""Operations as lists of their fields, and how often each occurs."""
+
+
+def config_of(row: dict[str, str], layers: int) -> TrainingConfig:
+    _, hidden, heads = SIZES[row["model"]]
+    seq_len, micro_batch = int(row["seq_len"]), int(row["micro_batch_size"])
+    model = {"family": "gpt2", "layers": layers, "hidden": hidden, "heads": heads, "max_positions": seq_len}
+    return TrainingConfig.model_validate(
+        {
+            "seed": 1,
+            "model": {**model, "dropout": 0.0},
+            "objective": {"name": "clm"},
+            "phases": [{"seq_len": seq_len, "global_batch_size": micro_batch * int(row["gpus"]), "steps": 1}],
+            "engine": {
+                "micro_batch_size": micro_batch,
+                "precision": "bf16",
+                "zero_stage": 3,
+                "activation_checkpointing": row["activation_checkpointing"],
+            },
+        }
+    )
+
+
+def counted(operations: Iterable[Operation]) -> Counted:
+    found = Counter((each.kind, each.name, each.flops, each.bytes, str(each.dtype), each.shape) for each in operations)
+    return [(list(fields), count) for fields, count in found.items()]
+
+
+def operations_of(counts: Counted) -> Iterable[Operation]:
+    for (kind, name, flops, size, dtype, shape), count in counts:
+        each = Operation(kind, name, flops, size, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
+        for _ in range(count):
+            yield each
+
+
+def trace(out: Path) -> None:
+    found = []
+    for row in csv.DictReader(ROWS.open()):
+        parts = {}
+        for layers in (2, 4):
+            config, micro_batch = config_of(row, layers), int(row["micro_batch_size"])
+            batch = assumed_batch(config, 0, micro_batch, VOCABULARY)
+            traced = trace_rank(config, VOCABULARY, None, [batch], micro_batch, int(row["gpus"]))
+            parts[layers] = {"micro_batch": counted(traced.micro_batches[0]), "update": counted(traced.update)}
+        found.append({"row": row, "parts": parts})
+        print(row, flush=True)
+        out.write_text(json.dumps(found))
+
+
+def kind_of(row: dict[str, str]) -> Gpu:
+    found = gpu_named(row["gpu"])
+    assert found is not None
+    return found
+
+
+def tokens_per_s(entry: dict[str, Any], efficiency: Efficiency) -> float:
+    """The predicted tokens per second and GPU."""
+    row, parts = entry["row"], entry["parts"]
+    gpu, gpus = kind_of(row), int(row["gpus"])
+    sent = gpu.link if gpus <= 8 else min(gpu.link, NODE_BYTES_PER_S[row["gpu"][:4]])
+    layers = SIZES[row["model"]][0]
+
+    def seconds(part: str) -> float:
+        two, four = (
+            np.array(astuple(time_of(operations_of(parts[key][part]), gpu, sent, efficiency))) for key in ("2", "4")
+        )
+        products, attention, memory, communication, hidden = two + (four - two) * (layers - 2) / 2
+        computing = products + attention + memory
+        return float(computing + communication - min(hidden, computing))
+
+    count = int(row["micro_batches"])
+    step = count * seconds("micro_batch") + seconds("update")
+    return count * int(row["micro_batch_size"]) * int(row["seq_len"]) / step
+
+
+def is_fitted(row: dict[str, str]) -> bool:
+    return int(hashlib.sha256(",".join(row.values()).encode()).hexdigest()[0], 16) % 2 == 0
+
+
+def fit(entries: list[dict[str, Any]]) -> Efficiency:
+    """The constants with the smallest mean absolute error of the logarithm on the rows that are fitted."""
+    chosen = [entry for entry in entries if is_fitted(entry["row"])]
+
+    def efficiency_of(x: np.ndarray) -> Efficiency:
+        shares = 1 / (1 + np.exp(-x[:5]))
+        return Efficiency(*shares.tolist(), launch_s=float(np.exp(x[5])))
+
+    def error(x: np.ndarray) -> float:
+        ratios = [
+            tokens_per_s(entry, efficiency_of(x)) / float(entry["row"]["tokens_per_s_per_gpu"]) for entry in chosen
+        ]
+        return float(np.abs(np.log(ratios)).mean())
+
+    start = np.array([2.0, 0.2, 1.4, 1.4, 1.0, np.log(5e-6)])
+    found = minimize(error, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-2, "fatol": 1e-4})
+    return efficiency_of(found.x)
+
+
+def show(entries: list[dict[str, Any]], efficiency: Efficiency) -> None:
+    print(efficiency)
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for entry in entries:
+        row, predicted = entry["row"], tokens_per_s(entry, efficiency)
+        ratio = predicted / float(row["tokens_per_s_per_gpu"])
+        errors[is_fitted(row)].append(abs(ratio - 1))
+        print(",".join(row.values()), f"{predicted:.0f}", f"{ratio:.3f}", "fitted" if is_fitted(row) else "")
+    for fitted, found in errors.items():
+        name = "fitted" if fitted else "not fitted"
+        print(f"{name}: {len(found)} rows, median error {np.median(found):.1%}, largest {max(found):.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("trace").add_argument("--out", type=Path, required=True)
+    commands.add_parser("fit").add_argument("traces", type=Path)
+    commands.add_parser("show").add_argument("traces", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "trace":
+        trace(arguments.out)
+        return
+    entries = json.loads(arguments.traces.read_text())
+    show(entries, fit(entries) if arguments.command == "fit" else Efficiency())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The command `plan`: what a run would take on given GPUs, before it starts."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from multihop.cluster.cli.options import AsJson, Overrides, RecipePath
+from multihop.common.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from multihop.cluster.runs.recipe import Recipe
+    from multihop.common.gpus import Gpu
+
+plan_command = typer.Typer()
+_GB = 1e9
+_SETTINGS = ("zero_stage", "activation_checkpointing", "offload", "compile")
+"""The keys of the `engine` section that a setting sets."""
+_ASSUMED = "Every sample is assumed to have all tokens of its phase, and the vocabulary those of the recipe."
+_FASTEST, _PROCESSORS, _PCIE = 0.8, 100, 64e9
+"""Of a GPU that is not known: the share of its rate that its fastest product reaches, its multiprocessors, and the
+bytes per second between two of them, by PCIe 5."""
+_USABLE = 0.9
+"""Share of a GPU's memory for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
+
+
+@plan_command.command()
+def plan(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="Number of GPUs.")] = 8,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="Kind of GPU, for example H100 or A100-80.")] = "H100",
+    gpu_memory: Annotated[
+        float | None, typer.Option(metavar="GB", min=1, help="Memory of a GPU, if it is another or not known.")
+    ] = None,
+    gpu_tflops: Annotated[
+        float | None, typer.Option(metavar="TFLOPS", min=1, help="Dense bf16 rate of a GPU that is not known.")
+    ] = None,
+    gpu_bandwidth: Annotated[
+        float | None, typer.Option(metavar="GB/S", min=1, help="Memory bandwidth of a GPU that is not known.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, metavar="M", help="Number of nodes that they are in.")] = 1,
+    network: Annotated[
+        float | None, typer.Option(metavar="GBIT", min=0.1, help="Gigabits per second between two nodes.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="P", min=0.0, help="Price of a GPU for an hour, in any currency.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try all ZeRO stages and kinds of activation checkpointing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the memory, time and cost of a run before it starts."""
+    from multihop.cluster.runs.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
+    sent = _sent_per_s(kind, gpus, nodes, network)
+    _check_samples(loaded, gpus)
+    rows = list(_plans(loaded, gpus, kind, sent, _settings(loaded, sweep)))
+    for row in rows:
+        row["hours"] = row["steps"] * row["step_s"] / 3600
+        row["cost"] = None if price is None else row["hours"] * gpus * price
+    rows = _cheapest_first(rows)
+    if as_json:
+        print(
+            json.dumps({"gpu": gpu, "gpus": gpus, "nodes": nodes, "memory_bytes": kind.memory, "plans": rows}, indent=1)
+        )
+        return
+    from rich.console import Console
+
+    out = Console(width=None if sys.stdout.isatty() else 1000)
+    out.print(_table(rows, f"{loaded.name} on {gpus} x {kind.name}", kind.memory))
+    out.print(_ASSUMED)
+
+
+def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_gb: float | None) -> "Gpu":
+    from multihop.common.gpus import GPUS, Gpu, gpu_named
+
+    known = gpu_named(name)
+    if known is not None:
+        return known if memory_gb is None else replace(known, memory=memory_gb * _GB)
+    if memory_gb is None or tflops is None or bandwidth_gb is None:
+        raise UserError(
+            f"--gpu={name} is not known; give one of {', '.join(GPUS)}, or describe it by --gpu-memory GB, "
+            "--gpu-tflops TFLOPS and --gpu-bandwidth GB/S"
+        )
+    flops = tflops * 1e12
+    return Gpu(name, flops, _FASTEST * flops, memory_gb * _GB, bandwidth_gb * _GB, _PROCESSORS, _PCIE)
+
+
+def _sent_per_s(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None) -> float:
+    """Bytes that a rank sends in a second in collectives of all ranks."""
+    if gpus % nodes:
+        raise UserError(f"--gpus={gpus} cannot be divided among --nodes={nodes}; give a multiple of it")
+    if nodes == 1:
+        return gpu.link
+    if network_gbit is None:
+        raise UserError(f"--nodes={nodes} need the bandwidth between them; give it as --network GBIT")
+    return min(gpu.link, network_gbit * 1e9 / 8) if gpus > nodes else network_gbit * 1e9 / 8
+
+
+def _check_samples(recipe: "Recipe", gpus: int) -> None:
+    for number, phase in enumerate(recipe.phases):
+        if phase.global_batch_tokens is None and phase.global_batch_size < gpus:
+            raise UserError(
+                f"--gpus={gpus} are more GPUs than samples of a step: phases[{number}].global_batch_size="
+                f"{phase.global_batch_size}; give fewer GPUs, or raise it"
+            )
+
+
+def _cheapest_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The phases of each setting together: those of which all fit first, the fastest of them first."""
+
+    def rank(row: dict[str, Any]) -> tuple[bool, float]:
+        same = [other for other in rows if all(other[key] == row[key] for key in _SETTINGS)]
+        return not all(other["micro_batch_size"] for other in same), sum(other["hours"] for other in same)
+
+    return sorted(rows, key=rank)
+
+
+def _settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
+    """The keys of the `engine` section to try."""
+    engine = recipe.engine
+    stages = [1, 2, 3] if sweep else [engine.zero_stage]
+    kinds = ["none", "selective", "full"] if sweep else [engine.activation_checkpointing]
+    return [
+        {"zero_stage": stage, "activation_checkpointing": kind, "offload": engine.offload, "compile": False}
+        for stage, kind in itertools.product(stages, kinds)
+    ]
+
+
+def _plans(
+    recipe: "Recipe", gpus: int, gpu: "Gpu", sent_per_s: float, settings: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    from multihop.pretrain.config import TrainingConfig
+
+    sections = recipe.model_dump(mode="json", include=set(TrainingConfig.model_fields))
+    request = {
+        "recipe": sections,
+        "settings": settings,
+        "world_size": gpus,
+        "vocabularies": _vocabularies(recipe),
+        "gpu": asdict(gpu),
+        "limit_bytes": _USABLE * gpu.memory,
+        "sent_per_s": sent_per_s,
+    }
+    command = [sys.executable, "-m", "multihop.pretrain.plan.worker"]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert worker.stdin is not None and worker.stdout is not None
+    json.dump(request, worker.stdin)
+    worker.stdin.close()
+    for line in worker.stdout:
+        yield json.loads(line)
+    if worker.wait():
+        raise RuntimeError(f"the plan's process ended with exit code {worker.returncode}; see its messages above")
+
+
+def _vocabularies(recipe: "Recipe") -> tuple[int, int | None]:
+    """Sizes of the vocabularies of what is predicted and, if it is another, of the sources of pairs."""
+    from multihop.data_prep.tokenizers.existing import import_tokenizer
+    from multihop.data_prep.tokenizers.tokenizer import describe
+
+    tokenizer, pairs = recipe.tokenizer, recipe.data.holds_pairs
+    if tokenizer.path is None:
+        return tokenizer.vocab_size, tokenizer.vocab_size if tokenizer.separate_vocabularies else None
+    content = import_tokenizer(tokenizer.path, tokenizer.lowercase, pairs)
+    added = tokenizer.add_words + len(tokenizer.added_tokens)
+    return describe(content, "", pairs).vocab_size + added, None
+
+
+def _table(rows: list[dict[str, Any]], title: str, memory: float) -> "Table":
+    from rich.table import Table
+
+    columns = (
+        "phase",
+        "tokens",
+        "ZeRO",
+        "checkpointing",
+        "micro-batch",
+        "a step",
+        "memory",
+        "step",
+        "tokens/s",
+        "MFU",
+        "time",
+        "cost",
+    )
+    table = Table(*columns, title=title, box=None)
+    for row in rows:
+        fits = row["micro_batch_size"] > 0
+        first = (str(row["phase"]), str(row["seq_len"]), str(row["zero_stage"]), row["activation_checkpointing"])
+        used = f"{row['peak_bytes'] / _GB:.1f} of {memory / _GB:.0f} GB"
+        if not fits:
+            table.add_row(*first, "does not fit", "", used)
+            continue
+        table.add_row(
+            *first,
+            str(row["micro_batch_size"]),
+            f"{row['micro_batches']} a rank",
+            used,
+            f"{row['step_s'] * 1000:,.0f} ms",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['mfu']:.0%}",
+            f"{row['hours']:,.1f} h",
+            "" if row["cost"] is None else f"{row['cost']:,.0f}",
+        )
+    return table

@@ -1,0 +1,64 @@
+"""GPUs by name: their rates and memory, from NVIDIA's datasheets."""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU. Rates are per second."""
+
+    name: str
+    flops: float
+    """Dense matrix products in bf16 with sums in fp32; V100: in fp16."""
+    fastest_product: float
+    """The largest rate of a product that was measured (https://github.com/stas00/ml-engineering, MAMF; H200: ours); 0.8
+    of `flops` where none is known."""
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Bytes that it reads from or writes to its memory."""
+    processors: int
+    """Streaming multiprocessors."""
+    link: float
+    """Bytes that it sends to, and receives from, another GPU of its node; PCIe where it has no NVLink."""
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("B200", 2250e12, 1745e12, 180e9, 8000e9, 148, 900e9),
+        Gpu("H200 NVL", 836e12, 669e12, 141e9, 4800e9, 132, 450e9),
+        Gpu("H200", 989e12, 764e12, 141e9, 4800e9, 132, 450e9),
+        Gpu("H100 PCIe", 756e12, 605e12, 80e9, 2000e9, 114, 64e9),
+        Gpu("H100 NVL", 835e12, 668e12, 94e9, 3900e9, 132, 300e9),
+        Gpu("H100", 989e12, 794e12, 80e9, 3350e9, 132, 450e9),
+        Gpu("A100 80GB", 312e12, 271e12, 80e9, 2039e9, 108, 300e9),
+        Gpu("A100 40GB", 312e12, 271e12, 40e9, 1555e9, 108, 300e9),
+        Gpu("V100 32GB", 125e12, 100e12, 32e9, 900e9, 80, 150e9),
+        Gpu("V100 16GB", 125e12, 100e12, 16e9, 900e9, 80, 150e9),
+        Gpu("A10", 125e12, 100e12, 24e9, 600e9, 72, 32e9),
+        Gpu("L40S", 362e12, 290e12, 48e9, 864e9, 142, 32e9),
+        Gpu("L40", 181e12, 145e12, 48e9, 864e9, 142, 32e9),
+        Gpu("L4", 121e12, 97e12, 24e9, 300e9, 58, 32e9),
+        Gpu("RTX 4090", 165e12, 132e12, 24e9, 1008e9, 128, 32e9),
+    )
+}
+"""Names of several words come before those that are a part of them."""
+
+
+def gpu_named(name: str) -> Gpu | None:
+    """The GPU whose name is in `name`, for example torch's "NVIDIA H100 80GB HBM3", or A100-80; None: it is unknown."""
+    given = _words(name)
+    return next((gpu for gpu in GPUS.values() if given >= _words(gpu.name)), None)
+
+
+def datasheet_rate(device_name: str) -> float | None:
+    """The datasheet's bf16 rate of a GPU, in FLOP/s; None for an unknown GPU."""
+    gpu = gpu_named(device_name)
+    return None if gpu is None else gpu.flops
+
+
+def _words(name: str) -> set[str]:
+    words = re.split(r"[\s_-]+", name.upper())
+    return {f"{word}GB" if re.fullmatch("[0-9]{2,3}", word) else word for word in words}

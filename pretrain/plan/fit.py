@@ -1,0 +1,102 @@
+"""The largest micro-batch that fits into the memory of a GPU, for a phase of a recipe and a number of ranks."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from multihop.pretrain.config import PhaseConfig, TrainingConfig
+from multihop.pretrain.device_type import DeviceType
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.plan.assumed_batch import assumed_batch
+from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
+
+_TRACED_TOKENS = 4096
+"""Tokens of the smaller of the two micro-batches whose memory is extrapolated."""
+_MAX_TRACED_TOKENS = 2**18
+"""Up to this size a rank's whole share of a step is tried first."""
+_MICRO_BATCHES = 2
+"""Most micro-batches of a traced step: the gradients of the first are there while the second is computed."""
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """Sizes of the vocabularies of a data set."""
+
+    output: int
+    """Of what the model predicts."""
+    source: int | None = None
+    """Of the sources of pairs, if it is another."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The micro-batch of a phase on each rank."""
+
+    micro_batch_size: int
+    """Samples; 0: not one fits."""
+    micro_batches: int
+    """Micro-batches of a step."""
+    batch: Batch
+    """The micro-batch, or a sample alone if not one fits."""
+    trace: RankTrace
+    """A step with this micro-batch."""
+
+
+def global_samples(phase: PhaseConfig) -> int:
+    """Samples of a step over all ranks; of steps by tokens, pairs whose sides are as long as the phase allows."""
+    tokens = phase.global_batch_tokens
+    return phase.global_batch_size if tokens is None else max(1, tokens // phase.seq_len)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """A phase of a run on a number of ranks."""
+
+    config: TrainingConfig
+    phase: int
+    world_size: int
+    vocabularies: Vocabularies
+    device: DeviceType = "cuda"
+
+    @cached_property
+    def share(self) -> int:
+        """Samples of a step on each rank, at most."""
+        return math.ceil(global_samples(self.config.phases[self.phase]) / self.world_size)
+
+    def trace(self, samples: int) -> tuple[Batch, RankTrace]:
+        """A micro-batch of a number of samples, and a step with it."""
+        count = 1 if samples >= self.share else _MICRO_BATCHES
+        batch = assumed_batch(self.config, self.phase, samples, self.vocabularies.output)
+        sizes = self.vocabularies.output, self.vocabularies.source
+        return batch, trace_rank(self.config, *sizes, [batch] * count, samples, self.world_size, self.device)
+
+    def largest(self, limit: float) -> Fit:
+        """The largest micro-batch whose memory is within a limit in bytes; the recipe's if it sets a number."""
+        engine, phase = self.config.engine, self.config.phases[self.phase]
+        if phase.global_batch_tokens is not None:
+            tokens = engine.micro_batch_tokens or phase.global_batch_tokens
+            return self._fit(min(max(1, tokens // phase.seq_len), self.share), limit)
+        if isinstance(engine.micro_batch_size, int):
+            return self._fit(min(engine.micro_batch_size, self.share), limit)
+        if self.share * phase.seq_len <= _MAX_TRACED_TOKENS:
+            whole = self._fit(self.share, limit)
+            if whole.micro_batch_size:
+                return whole
+        samples = self._extrapolate(limit)
+        fit = self._fit(samples, limit)
+        while not fit.micro_batch_size and samples > 1:
+            samples -= 1
+            fit = self._fit(samples, limit)
+        return fit
+
+    def _fit(self, samples: int, limit: float) -> Fit:
+        batch, trace = self.trace(samples)
+        return Fit(samples if trace.peak <= limit else 0, math.ceil(self.share / samples), batch, trace)
+
+    def _extrapolate(self, limit: float) -> int:
+        """Samples that fit, as memory grows between two micro-batches; at least 1."""
+        small = max(1, min(_TRACED_TOKENS // self.config.phases[self.phase].seq_len, (self.share - 1) // 2))
+        least, most = (self.trace(samples)[1].peaks["backward"]["device"] for samples in (small, 2 * small))
+        fitting = min(self.share, max(1, small + math.floor((limit - least) / (most - least) * small)))
+        # Micro-batches of equal size, so that the last one of a step is about as large as the others.
+        return math.ceil(self.share / math.ceil(self.share / fitting))

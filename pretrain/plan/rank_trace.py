@@ -1,0 +1,137 @@
+"""One rank of a training run before it starts: its memory and operations, by running its code without data.
+
+The model, DeepSpeed and the optimizer are those of a training run, on the meta device (`MetaTrace`) and with a process
+group in which the other ranks do not exist: its collectives return at once. So what DeepSpeed allocates in each ZeRO
+stage is not repeated here as formulas.
+"""
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.device_type import DeviceType, plan_for
+from multihop.pretrain.engine.deepspeed_internals import destroy_process_group, replaced, simulate_gpu, tensors_on_meta
+from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.models.gpu.kernel import observe_launches
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.plan.meta_trace import GPU_BLOCK, MetaTrace
+from multihop.pretrain.plan.operations import Operation, describe, describe_kernel
+
+_LR = 1e-3
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """Bytes on a rank's GPU, and in the host's memory for this rank where something is offloaded; and operations."""
+
+    between_steps: dict[str, int]
+    """What is there all the time: weights, optimizer state, and what DeepSpeed keeps; "device" and "host"."""
+    peaks: dict[str, dict[str, int]]
+    """The largest bytes of each part of a step: "backward" (forward and backward passes), and "update"."""
+    micro_batches: list[list[Operation]]
+    """The operations on the GPU of each micro-batch; gradients may be reduced with the last one alone."""
+    update: list[Operation]
+    """Those of the update."""
+
+    @property
+    def peak(self) -> int:
+        """The largest bytes on the GPU."""
+        return max(parts["device"] for parts in self.peaks.values())
+
+
+@contextmanager
+def simulated_ranks(world_size: int) -> Iterator[Ranks]:
+    """Rank 0 of a process group whose other ranks do not exist, and whose collectives change nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC2701
+
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}  # DeepSpeed reads them
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield Ranks(0, world_size, torch.device("meta"))
+    finally:
+        destroy_process_group()
+
+
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """torch's function of that name with the fused kernel, which it does not choose on the meta device."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out: Tensor = attend(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return out
+
+
+def trace_rank(
+    config: TrainingConfig,
+    vocab_size: int,
+    source_vocab_size: int | None,
+    batches: list[Batch],
+    micro_batch_size: int,
+    world_size: int,
+    device: DeviceType = "cuda",
+) -> RankTrace:
+    """A step of rank 0 of a run.
+
+    Args:
+        batches: The micro-batches of a step, of at most `micro_batch_size` samples each.
+        device: The type of the device that computes.
+    """
+    model = build_model_on_meta(config.model, vocab_size, source_vocab_size)
+    counts = {name: float(sum(batch.counts[name] for batch in batches)) for name in batches[0].counts}
+    current: list[Operation] = []
+
+    def record(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        described = describe(operation, args, kwargs, result, world_size)
+        if described is not None:
+            current.append(described)
+
+    def record_kernel(kernel: Any, args: Sequence[Any]) -> None:
+        current.append(describe_kernel(kernel, args))
+
+    with (
+        simulated_ranks(world_size) as ranks,
+        simulate_gpu(),
+        plan_for(device),
+        replaced(functional, scaled_dot_product_attention=_fused_attention),
+        observe_launches(record_kernel),
+        MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record) as trace,
+    ):
+        engine = Engine(config, model, ranks, micro_batch_size)
+        trace.forget(tensors_on_meta(engine.zero))
+        peaks = {}
+        for _ in range(2):  # the first step allocates what all later ones find
+            gc.collect()
+            trace.reset_peak()
+            between = dict(trace.bytes)
+            parts: list[list[Operation]] = []
+            for batch in batches:
+                current = []
+                parts.append(current)
+                engine.forward_backward(batch, counts)
+            peaks["backward"] = dict(trace.peak)
+            gc.collect()
+            trace.reset_peak()
+            current = []
+            engine.step(_LR)
+            peaks["update"] = dict(trace.peak)
+        engine.destroy()
+    return RankTrace(between, peaks, parts, current)

@@ -1,0 +1,60 @@
+"""Plans in a process of its own, because DeepSpeed keeps the process group and the device that it finds first.
+
+`python -m multihop.pretrain.plan.worker` reads a request as JSON from its standard input, and writes a line of JSON
+for each phase of each setting to its standard output.
+"""
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
+
+from multihop.common.gpus import Gpu
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
+from multihop.pretrain.plan.step_time import Efficiency, step_seconds
+from multihop.pretrain.run.throughput import step_flops
+
+
+def main() -> None:
+    """Answer the request.
+
+    It has `recipe`, the sections of `TrainingConfig`; `settings`, a list of changes of its `engine` section; and
+    `world_size`, `vocabularies`, `gpu` (the fields of `Gpu`), `limit_bytes` and `sent_per_s`.
+    """
+    request = json.load(sys.stdin)
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
+    logging.disable(logging.WARNING)
+    for settings in request["settings"]:
+        recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **settings}}
+        config = TrainingConfig.model_validate(recipe)
+        for phase in range(len(config.phases)):
+            plan = RankPlan(config, phase, request["world_size"], Vocabularies(*request["vocabularies"]))
+            answer = {"phase": phase, **settings, **_answer(plan, request)}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
+    fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
+    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, request["sent_per_s"], Efficiency())
+    batches = global_samples(phase) / max(1, fit.micro_batch_size)
+    flops = step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
+    return {
+        "seq_len": phase.seq_len,
+        "micro_batch_size": fit.micro_batch_size,
+        "micro_batches": fit.micro_batches,
+        "between_steps": fit.trace.between_steps,
+        "peaks": fit.trace.peaks,
+        "peak_bytes": fit.trace.peak,
+        "step_s": seconds,
+        "steps": phase.steps,
+        "tokens_per_s": fit.batch.tokens * batches / seconds,
+        "mfu": flops / seconds / (gpu.flops * plan.world_size),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""`multihop plan`: memory, time and cost of a recipe before it starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from multihop.cluster.cli.main import app
+from multihop.common.errors import UserError
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "texts.txt").write_text("The river was a stone.\n")
+    content = {
+        "name": "planned",
+        "data": {"sources": [{"path": str(tmp_path / "texts.txt")}]},
+        "tokenizer": {"vocab_size": 1000},
+        "model": {"preset": "bert-tiny"},
+        "phases": [
+            {"seq_len": 64, "global_batch_size": 64, "steps": 1000},
+            {"seq_len": 128, "global_batch_size": 32, "steps": 100},
+        ],
+        "engine": {"precision": "bf16", "micro_batch_size": "auto"},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def plan(recipe: Path, *arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["plan", str(recipe), "--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
+    found = plan(recipe, "--gpus", "4", "--gpu", "H100", "--price", "2")
+    first, second = found["plans"]
+    assert (first["phase"], first["seq_len"], second["seq_len"]) == (0, 64, 128)
+    assert first["micro_batch_size"] == 16 and first["micro_batches"] == 1
+    assert 0 < first["between_steps"]["device"] < first["peak_bytes"] < 1e9
+    assert first["hours"] == pytest.approx(1000 * first["step_s"] / 3600) and 0 < first["step_s"] < 1
+    assert first["cost"] == pytest.approx(2 * 4 * first["hours"]) and 0 < first["mfu"] < 1
+
+
+def test_all_stages_the_cheapest_that_fits_first(recipe: Path) -> None:
+    one_phase = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
+    plans = plan(recipe, "--gpus", "4", "--sweep", "--price", "0", one_phase, "engine.micro_batch_size=8")["plans"]
+    assert len(plans) == 3 * 3 and {row["cost"] for row in plans} == {0.0}
+    hours = [row["hours"] for row in plans]
+    assert hours == sorted(hours) and all(row["micro_batch_size"] == 8 for row in plans)
+
+
+def test_what_does_not_fit_says_so(recipe: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        [
+            "plan",
+            str(recipe),
+            "--gpus",
+            "4",
+            "--gpu-memory",
+            "1",
+            "model.preset=bert-base",
+            "engine.micro_batch_size=1",
+        ],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0 and "does not fit" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--gpu", "Voodoo"], "--gpu=Voodoo is not known; give one of B200"),
+        (["--gpus", "8", "--nodes", "2"], "--network GBIT"),
+        (["--gpus", "9", "--nodes", "2", "--network", "400"], "--gpus=9 cannot be divided among --nodes=2"),
+        (["--gpus", "128"], "more GPUs than samples"),
+    ],
+)
+def test_mistakes(recipe: Path, arguments: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        CliRunner().invoke(app, ["plan", str(recipe), *arguments], catch_exceptions=False)

@@ -1,0 +1,74 @@
+"""The simulation of failures agrees with closed formulas where they hold."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from multihop.pretrain.plan.goodput import Nodes, Recovery, daly_interval, simulate, young_interval
+
+DAY = 86_400.0
+ALIKE = Nodes(count=100, failures_per_day=0.05, spread=0.0, repair_s=0.0)
+"""Five failures a day, and no waiting for nodes: what the formulas assume."""
+SIMPLE = Recovery(save_interval_s=3600.0, save_pause_s=60.0, save_write_s=0.0, detect_s=10.0, restart_s=110.0)
+
+
+def seconds(nodes: Nodes, recovery: Recovery, work_s: float, runs: int = 40) -> float:
+    return float(np.mean([simulate(nodes, recovery, work_s, seed).seconds for seed in range(runs)]))
+
+
+@pytest.mark.parametrize("interval", [600.0, 3600.0, 14_400.0])
+def test_the_time_is_that_of_dalys_formula(interval: float) -> None:
+    recovery, work = replace(SIMPLE, save_interval_s=interval), 20 * DAY
+    mean, down = DAY / 5, recovery.detect_s + recovery.restart_s
+    # Daly 2006, equation 20: the expected time of a segment with its save, under exponential failures.
+    expected = mean * math.exp(down / mean) * math.expm1((interval + recovery.save_pause_s) / mean) * work / interval
+    assert seconds(ALIKE, recovery, work) == pytest.approx(expected, rel=0.03)
+
+
+def test_youngs_and_dalys_intervals_are_near_the_best() -> None:
+    mean = DAY / 5
+    intervals = np.geomspace(200, 20_000, 25)
+    times = [seconds(ALIKE, replace(SIMPLE, save_interval_s=float(each)), 10 * DAY) for each in intervals]
+    for chosen in (young_interval(60.0, mean), daly_interval(60.0, mean)):
+        assert seconds(ALIKE, replace(SIMPLE, save_interval_s=chosen), 10 * DAY) < 1.01 * min(times)
+    assert daly_interval(60.0, mean) == pytest.approx(young_interval(60.0, mean), rel=0.1)
+
+
+def test_without_failures_only_the_saves_cost_time() -> None:
+    outcome = simulate(replace(ALIKE, failures_per_day=1e-12), SIMPLE, 10 * 3600.0, seed=1)
+    assert outcome.failures == 0 and outcome.lost_s == 0 and outcome.down_s == 0
+    assert outcome.seconds == pytest.approx(10 * 3600 + outcome.paused_s) and outcome.paused_s == 9 * 60
+    assert outcome.goodput(10 * 3600.0) == pytest.approx(600 / 609)
+
+
+def test_every_second_is_accounted_for() -> None:
+    outcome = simulate(ALIKE, SIMPLE, 30 * DAY, seed=2)
+    assert outcome.failures > 50
+    assert outcome.seconds == pytest.approx(30 * DAY + outcome.lost_s + outcome.down_s + outcome.paused_s)
+
+
+def test_spare_nodes_and_shrinking_save_the_wait_for_repairs() -> None:
+    slow = replace(ALIKE, repair_s=8 * 3600.0)
+    work = 10 * DAY
+    waiting = seconds(slow, SIMPLE, work)
+    assert seconds(replace(slow, spares=10), SIMPLE, work) < 0.8 * waiting
+    assert seconds(slow, replace(SIMPLE, without_nodes="shrink"), work) < 0.8 * waiting
+
+
+def test_a_lost_rack_takes_all_of_its_nodes() -> None:
+    racks = replace(ALIKE, rack=10, rack_share=1.0, repair_s=8 * 3600.0, spares=5)
+    assert seconds(racks, SIMPLE, 5 * DAY, 10) > seconds(replace(racks, rack_share=0.0), SIMPLE, 5 * DAY, 10)
+
+
+def test_unlike_nodes_fail_as_often_on_average() -> None:
+    unlike = replace(ALIKE, count=20_000, failures_per_day=0.0005, spread=1.5)
+    outcomes = [simulate(unlike, SIMPLE, 5 * DAY, seed) for seed in range(20)]
+    per_day = sum(outcome.failures for outcome in outcomes) / sum(outcome.seconds / DAY for outcome in outcomes)
+    assert per_day == pytest.approx(20_000 * 0.0005, rel=0.15)
+
+
+def test_a_seed_gives_the_same_run() -> None:
+    assert simulate(ALIKE, SIMPLE, 10 * DAY, 3) == simulate(ALIKE, SIMPLE, 10 * DAY, 3)
+    assert simulate(ALIKE, SIMPLE, 10 * DAY, 3) != simulate(ALIKE, SIMPLE, 10 * DAY, 4)

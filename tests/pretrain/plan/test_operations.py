@@ -1,0 +1,105 @@
+"""The operations of a traced step: their floating-point operations are those that the family counts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kinds_of_families import model_section
+
+from multihop.common.gpus import GPUS
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.plan.assumed_batch import assumed_batch
+from multihop.pretrain.plan.operations import Operation
+from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
+from multihop.pretrain.plan.step_time import Efficiency, step_seconds, time_of
+from multihop.pretrain.run.throughput import step_flops
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+VOCABULARY = 1000
+
+
+def config_of(family: str, **engine: Any) -> TrainingConfig:
+    return TrainingConfig.model_validate(
+        {
+            "seed": 3,
+            "model": model_section(family, layers=2, hidden=256, heads=4, max_positions=256),
+            "objective": {"name": FAMILIES[family].default_objective},
+            "phases": [{"seq_len": 256, "global_batch_size": 64, "steps": 9}],
+            "engine": {"micro_batch_size": 8, "precision": "bf16", **engine},
+        }
+    )
+
+
+def traced(family: str, world_size: int = 1, micro_batches: int = 1, **engine: Any) -> tuple[Batch, RankTrace]:
+    config = config_of(family, **engine)
+    batch = assumed_batch(config, 0, 8, VOCABULARY)
+    return batch, trace_rank(config, VOCABULARY, None, [batch] * micro_batches, 8, world_size)
+
+
+def flops(operations: list[Operation]) -> float:
+    return sum(each.flops for each in operations)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "roberta", "gpt2", "modernbert", "transformer"])
+def test_as_many_as_the_family_counts(family: str) -> None:
+    batch, trace = traced(family)
+    expected = step_flops(config_of(family).model, VOCABULARY, batch)
+    found = flops(trace.micro_batches[0])
+    # Kernels compute the scores a second time in the backward pass.
+    assert 0.98 * expected < found < 1.25 * expected, found / expected
+
+
+def test_full_checkpointing_adds_a_forward_pass_of_the_layers() -> None:
+    usual, again = (
+        flops(traced("gpt2", activation_checkpointing=kind)[1].micro_batches[0]) for kind in ("none", "full")
+    )
+    assert 1.2 < again / usual < 1.34
+
+
+def test_attention_is_quadratic_in_the_length_of_each_sequence() -> None:
+    _, trace = traced("gpt2")
+    attention = flops([each for each in trace.micro_batches[0] if each.kind == "attention"])
+    pairs, layers, width = 8 * 256**2 / 2, 2, 256  # half of them under the causal mask
+    assert attention == layers * (2 + 5) * 2 * pairs * width
+
+
+ALWAYS_RELEASED = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+}
+
+
+@pytest.mark.parametrize(("stage", "zero", "times"), [(1, {}, 3), (2, {}, 3), (3, {}, 2), (3, ALWAYS_RELEASED, 3)])
+def test_what_is_sent_between_ranks(stage: int, zero: dict[str, int], times: float) -> None:
+    """In stages 1 and 2 DeepSpeed sums gradients by all-reduce, twice the parameters, and gathers the weights, once; in
+    stage 3 it gathers them for both passes and scatters the gradients (Rajbhandari et al. 2020, section 7), but keeps
+    the weights of a small model for the backward pass."""
+    _, trace = traced("gpt2", world_size=4, zero_stage=stage, deepspeed={"zero_optimization": zero})
+    parameters = sum(p.numel() for p in build_model_on_meta(config_of("gpt2").model, VOCABULARY).parameters())
+    sent = sum(each.bytes for each in [*trace.micro_batches[0], *trace.update] if each.kind == "communication")
+    assert sent == pytest.approx(times * 2 * parameters * 3 / 4, rel=0.1)
+
+
+def test_half_the_bandwidth_and_more_micro_batches_take_longer() -> None:
+    _, trace = traced("gpt2", world_size=4, micro_batches=2)
+    gpu, efficiency = GPUS["H100"], Efficiency()
+    fast, slow = (step_seconds(trace, 2, gpu, sent, efficiency) for sent in (450e9, 1e9))
+    assert slow > fast
+    two, ten = (step_seconds(trace, count, gpu, 450e9, efficiency) for count in (2, 10))
+    assert np.isclose(ten - two, 8 * time_of(trace.micro_batches[0], gpu, 450e9, efficiency).total)
+    assert step_seconds(trace, 2, GPUS["A100 80GB"], 450e9, efficiency) > fast
+
+
+def test_a_small_product_keeps_few_multiprocessors_busy() -> None:
+    gpu, efficiency = GPUS["H100"], Efficiency(launch_s=0.0)
+
+    def seconds(rows: int) -> float:
+        product = Operation("product", "mm", 2.0 * rows * 4096 * 4096, 0, torch.bfloat16, (rows, 4096, 4096))
+        return time_of([product], gpu, 1e9, efficiency).products
+
+    assert seconds(128) == pytest.approx(seconds(64)) and seconds(8192) == pytest.approx(8 * seconds(128))
