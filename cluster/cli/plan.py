@@ -130,7 +130,9 @@ def _cheapest_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
     """The keys of the `engine` section to try."""
     engine = recipe.engine
-    stages = [1, 2, 3] if sweep else [engine.zero_stage]
+    stages = [engine.zero_stage]
+    if sweep:
+        stages = [3] if engine.offload == "optimizer+weights" else [1, 2, 3]
     kinds = ["none", "selective", "full"] if sweep else [engine.activation_checkpointing]
     return [
         {"zero_stage": stage, "activation_checkpointing": kind, "offload": engine.offload, "compile": False}
