@@ -1,6 +1,6 @@
 """Predict the speed of published training runs, and fit the efficiencies of `multihop plan` to half of them.
 
-    python bench/published_speeds.py trace --out traces.json      # the operations of each run; half an hour
+    python bench/published_speeds.py trace --out traces.json      # the operations of each run; about 8 s each
     python bench/published_speeds.py fit traces.json              # the constants, and the errors of both halves
 
 The rows of bench/published/mpt.csv are of MPT under FSDP, which shards as ZeRO stage 3 does

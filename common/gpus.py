@@ -11,14 +11,14 @@ class Gpu:
     name: str
     flops: float
     """Dense matrix products in bf16 with sums in fp32; V100: in fp16."""
-    fastest_product: float
-    """The largest rate of a product that was measured (https://github.com/stas00/ml-engineering, MAMF; H200: ours); 0.8
-    of `flops` where none is known."""
+    achievable_flops: float
+    """The largest rate of a matrix product that was measured: B200, H100 and A100 from the table of maximum achievable
+    matmul FLOPS in https://github.com/stas00/ml-engineering, H200 from bench/README.md. Others: 0.8 of `flops`."""
     memory: float
     """Bytes."""
     bandwidth: float
     """Bytes that it reads from or writes to its memory."""
-    processors: int
+    multiprocessors: int
     """Streaming multiprocessors."""
     link: float
     """Bytes that it sends to, and receives from, another GPU of its node; PCIe where it has no NVLink."""

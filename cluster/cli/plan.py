@@ -24,9 +24,9 @@ _GB = 1e9
 _SETTINGS = ("zero_stage", "activation_checkpointing", "offload", "compile")
 """The keys of the `engine` section that a setting sets."""
 _ASSUMED = "Every sample is assumed to have all tokens of its phase, and the vocabulary those of the recipe."
-_FASTEST, _PROCESSORS, _PCIE = 0.8, 100, 64e9
-"""Of a GPU that is not known: the share of its rate that its fastest product reaches, its multiprocessors, and the
-bytes per second between two of them, by PCIe 5."""
+_ACHIEVABLE, _PROCESSORS, _PCIE = 0.8, 100, 64e9
+"""Of a GPU that is not known: the share of its rate that matrix products reach, its multiprocessors, and the bytes per
+second between two of them, by PCIe 5."""
 _USABLE = 0.9
 """Share of a GPU's memory for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 
@@ -63,9 +63,9 @@ def plan(
 
     loaded = load_recipe(recipe, overrides or [])
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
-    sent = _sent_per_s(kind, gpus, nodes, network)
+    bandwidth = _bus_bandwidth(kind, gpus, nodes, network)
     _check_samples(loaded, gpus)
-    rows = list(_plans(loaded, gpus, kind, sent, _settings(loaded, sweep)))
+    rows = list(_plans(loaded, gpus, kind, bandwidth, _settings(loaded, sweep)))
     for row in rows:
         row["hours"] = row["steps"] * row["step_s"] / 3600
         row["cost"] = None if price is None else row["hours"] * gpus * price
@@ -94,10 +94,10 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
             "--gpu-tflops TFLOPS and --gpu-bandwidth GB/S"
         )
     flops = tflops * 1e12
-    return Gpu(name, flops, _FASTEST * flops, memory_gb * _GB, bandwidth_gb * _GB, _PROCESSORS, _PCIE)
+    return Gpu(name, flops, _ACHIEVABLE * flops, memory_gb * _GB, bandwidth_gb * _GB, _PROCESSORS, _PCIE)
 
 
-def _sent_per_s(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None) -> float:
+def _bus_bandwidth(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None) -> float:
     """Bytes that a rank sends in a second in collectives of all ranks."""
     if gpus % nodes:
         raise UserError(f"--gpus={gpus} cannot be divided among --nodes={nodes}; give a multiple of it")
@@ -141,7 +141,7 @@ def _settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
 
 
 def _plans(
-    recipe: "Recipe", gpus: int, gpu: "Gpu", sent_per_s: float, settings: list[dict[str, Any]]
+    recipe: "Recipe", gpus: int, gpu: "Gpu", bus_bandwidth: float, settings: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     from multihop.pretrain.config import TrainingConfig
 
@@ -153,7 +153,7 @@ def _plans(
         "vocabularies": _vocabularies(recipe),
         "gpu": asdict(gpu),
         "limit_bytes": _USABLE * gpu.memory,
-        "sent_per_s": sent_per_s,
+        "bus_bandwidth": bus_bandwidth,
     }
     command = [sys.executable, "-m", "multihop.pretrain.plan.worker"]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -182,21 +182,8 @@ def _vocabularies(recipe: "Recipe") -> tuple[int, int | None]:
 def _table(rows: list[dict[str, Any]], title: str, memory: float) -> "Table":
     from rich.table import Table
 
-    columns = (
-        "phase",
-        "tokens",
-        "ZeRO",
-        "checkpointing",
-        "micro-batch",
-        "a step",
-        "memory",
-        "step",
-        "tokens/s",
-        "MFU",
-        "time",
-        "cost",
-    )
-    table = Table(*columns, title=title, box=None)
+    columns = ("phase", "seq_len", "ZeRO", "checkpointing", "micro-batch", "accumulation", "memory", "step time")
+    table = Table(*columns, "tokens/s", "MFU", "time", "cost", title=title, box=None)
     for row in rows:
         fits = row["micro_batch_size"] > 0
         first = (str(row["phase"]), str(row["seq_len"]), str(row["zero_stage"]), row["activation_checkpointing"])
@@ -207,7 +194,7 @@ def _table(rows: list[dict[str, Any]], title: str, memory: float) -> "Table":
         table.add_row(
             *first,
             str(row["micro_batch_size"]),
-            f"{row['micro_batches']} a rank",
+            str(row["micro_batches"]),
             used,
             f"{row['step_s'] * 1000:,.0f} ms",
             f"{row['tokens_per_s']:,.0f}",

@@ -97,6 +97,7 @@ class RankPlan:
         """Samples that fit, as memory grows between two micro-batches; at least 1."""
         small = max(1, min(_TRACED_TOKENS // self.config.phases[self.phase].seq_len, (self.share - 1) // 2))
         least, most = (self.trace(samples)[1].peaks["backward"]["device"] for samples in (small, 2 * small))
-        fitting = min(self.share, max(1, small + math.floor((limit - least) / (most - least) * small)))
+        further = (limit - least) / (most - least) * small if most > least else self.share
+        fitting = min(self.share, max(1, small + math.floor(further)))
         # Micro-batches of equal size, so that the last one of a step is about as large as the others.
         return math.ceil(self.share / math.ceil(self.share / fitting))

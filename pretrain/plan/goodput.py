@@ -1,7 +1,6 @@
 """The time that a long run takes on nodes that fail: a simulation, and the formulas for the interval between saves.
 
-Nodes fail at rates of their own, drawn from a heavy-tailed distribution: a few bad nodes cause most failures, and one
-rate for all that fits 16,384 GPUs misses 1,024 by far (docs/scale.md).
+Nodes fail at rates of their own, drawn from a heavy-tailed distribution, because a few bad nodes cause most failures.
 """
 
 import heapq

@@ -18,12 +18,12 @@ _TILE_ROWS, _TILE_COLUMNS = 128, 256
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of the datasheet's rates that operations reach, and what a launch costs. Fitted: docs/scale.md."""
+    """Shares of a GPU's rates that operations reach, and what a launch costs. They are estimates, not fitted."""
 
     products: float = 0.95
-    """Of the rate of a GPU's fastest product, by matrix products whose tiles keep all multiprocessors busy."""
+    """Of the achievable rate of matrix products, by those whose tiles keep all multiprocessors busy."""
     attention: float = 0.55
-    """Of the rate of a GPU's fastest product, by attention."""
+    """Of the achievable rate of matrix products, by attention."""
     memory: float = 0.8
     """Of the bandwidth of its memory."""
     link: float = 0.8
@@ -31,7 +31,7 @@ class Efficiency:
     overlap: float = 0.0
     """Of the time of collectives, what is hidden behind computing as long as that takes: 0 without prefetching."""
     launch_s: float = 5e-6
-    """Seconds from one kernel to the next."""
+    """The shortest time of a kernel, its launch included, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,42 +52,42 @@ class StepTime:
         return computing + self.communication - min(self.hidden, computing)
 
 
-def time_of(operations: Iterable[Operation], gpu: Gpu, sent_per_s: float, efficiency: Efficiency) -> StepTime:
+def time_of(operations: Iterable[Operation], gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency) -> StepTime:
     """The time of some operations one after another.
 
     Args:
-        sent_per_s: bytes that a rank sends to others in a second.
+        bus_bandwidth: bytes that a rank sends to others in a second, in collectives of all ranks.
     """
     seconds = {"product": 0.0, "attention": 0.0, "memory": 0.0, "communication": 0.0}
     for each in operations:
         moving = each.bytes / (gpu.bandwidth * efficiency.memory)
         match each.kind:
             case "product":
-                rate = gpu.fastest_product * efficiency.products
+                rate = gpu.achievable_flops * efficiency.products
                 rate *= _FP32_SHARE if each.dtype == torch.float32 else 1.0
-                took = max(_tiled_flops(each, gpu.processors) / rate, moving)
+                took = max(_tiled_flops(each, gpu.multiprocessors) / rate, moving)
             case "attention":
-                took = max(each.flops / (gpu.fastest_product * efficiency.attention), moving)
+                took = max(each.flops / (gpu.achievable_flops * efficiency.attention), moving)
             case "memory":
                 took = moving
             case "communication":
-                took = each.bytes / (sent_per_s * efficiency.link)
+                took = each.bytes / (bus_bandwidth * efficiency.link)
         seconds[each.kind] += max(took, efficiency.launch_s)
     hidden = efficiency.overlap * seconds["communication"]
     return StepTime(seconds["product"], seconds["attention"], seconds["memory"], seconds["communication"], hidden)
 
 
-def step_seconds(trace: RankTrace, micro_batches: int, gpu: Gpu, sent_per_s: float, efficiency: Efficiency) -> float:
+def step_seconds(trace: RankTrace, micro_batches: int, gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency) -> float:
     """Seconds of a step with a number of micro-batches, of which the trace has one or two."""
     first, *_, last = (
-        time_of(each, gpu, sent_per_s, efficiency).total for each in [*trace.micro_batches[:1], *trace.micro_batches]
+        time_of(each, gpu, bus_bandwidth, efficiency).total for each in [*trace.micro_batches[:1], *trace.micro_batches]
     )
-    return (micro_batches - 1) * first + last + time_of(trace.update, gpu, sent_per_s, efficiency).total
+    return (micro_batches - 1) * first + last + time_of(trace.update, gpu, bus_bandwidth, efficiency).total
 
 
-def _tiled_flops(product: Operation, processors: int) -> float:
+def _tiled_flops(product: Operation, multiprocessors: int) -> float:
     """The operations that all multiprocessors could do meanwhile: tiles are padded, and in the last round some of the
     multiprocessors have none."""
     rows, columns, length = product.shape
     tiles = math.ceil(rows / _TILE_ROWS) * math.ceil(columns / _TILE_COLUMNS)
-    return math.ceil(tiles / processors) * processors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * length
+    return math.ceil(tiles / multiprocessors) * multiprocessors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * length

@@ -23,7 +23,7 @@ def main() -> None:
     """Answer the request.
 
     It has `recipe`, the sections of `TrainingConfig`; `settings`, a list of changes of its `engine` section; and
-    `world_size`, `vocabularies`, `gpu` (the fields of `Gpu`), `limit_bytes` and `sent_per_s`.
+    `world_size`, `vocabularies`, `gpu` (the fields of `Gpu`), `limit_bytes` and `bus_bandwidth`.
     """
     request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
@@ -39,7 +39,7 @@ def main() -> None:
 
 def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
-    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, request["sent_per_s"], Efficiency())
+    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, request["bus_bandwidth"], Efficiency())
     batches = global_samples(phase) / max(1, fit.micro_batch_size)
     flops = step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
     return {

@@ -34,7 +34,7 @@ def test_other_names_are_unknown(given: str) -> None:
 
 def test_rates_are_plausible() -> None:
     for gpu in GPUS.values():
-        assert 0.6 * gpu.flops < gpu.fastest_product <= gpu.flops
+        assert 0.6 * gpu.flops < gpu.achievable_flops <= gpu.flops
         assert gpu.memory > 1e10 and gpu.bandwidth > gpu.link > 1e9
 
 
