@@ -72,30 +72,41 @@ def config_of(row: dict[str, str], layers: int) -> TrainingConfig:
     )
 
 
-def counted(operations: Iterable[Operation]) -> Counted:
+def counted(operations: Iterable[Operation], gpus: int) -> Counted:
+    """Operations and how often each occurs; those of communication with the bytes that all ranks have together."""
     found = Counter((each.kind, each.name, each.flops, each.bytes, str(each.dtype), each.shape) for each in operations)
-    return [(list(fields), count) for fields, count in found.items()]
+    whole = gpus / (gpus - 1)
+    return [
+        ([kind, name, flops, size * whole if kind == "communication" else size, *rest], count)
+        for (kind, name, flops, size, *rest), count in found.items()
+    ]
 
 
-def operations_of(counts: Counted) -> Iterable[Operation]:
+def operations_of(counts: Counted, gpus: int) -> Iterable[Operation]:
     for (kind, name, flops, size, dtype, shape), count in counts:
-        each = Operation(kind, name, flops, size, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
+        sent = round(size * (1 - 1 / gpus)) if kind == "communication" else size
+        each = Operation(kind, name, flops, sent, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
         for _ in range(count):
             yield each
 
 
 def trace(out: Path) -> None:
-    found = []
+    """Trace each model, length, micro-batch and kind of activation checkpointing once; GPUs change what is sent."""
+    found, traces = [], {}
     for row in csv.DictReader(ROWS.open()):
-        parts = {}
-        for layers in (2, 4):
-            config, micro_batch = config_of(row, layers), int(row["micro_batch_size"])
-            batch = assumed_batch(config, 0, micro_batch, VOCABULARY)
-            traced = trace_rank(config, VOCABULARY, None, [batch], micro_batch, int(row["gpus"]))
-            parts[layers] = {"micro_batch": counted(traced.micro_batches[0]), "update": counted(traced.update)}
-        found.append({"row": row, "parts": parts})
-        print(row, flush=True)
-        out.write_text(json.dumps(found))
+        key = row["model"], row["seq_len"], row["micro_batch_size"], row["activation_checkpointing"]
+        if key not in traces:
+            traces[key] = {str(layers): _trace(row, layers) for layers in (2, 4)}
+            print(row, flush=True)
+        found.append({"row": row, "parts": traces[key]})
+    out.write_text(json.dumps(found))
+
+
+def _trace(row: dict[str, str], layers: int) -> dict[str, Counted]:
+    config, micro_batch, gpus = config_of(row, layers), int(row["micro_batch_size"]), int(row["gpus"])
+    batch = assumed_batch(config, 0, micro_batch, VOCABULARY)
+    traced = trace_rank(config, VOCABULARY, None, [batch], micro_batch, gpus)
+    return {"micro_batch": counted(traced.micro_batches[0], gpus), "update": counted(traced.update, gpus)}
 
 
 def kind_of(row: dict[str, str]) -> Gpu:
@@ -113,7 +124,8 @@ def tokens_per_s(entry: dict[str, Any], efficiency: Efficiency) -> float:
 
     def seconds(part: str) -> float:
         two, four = (
-            np.array(astuple(time_of(operations_of(parts[key][part]), gpu, sent, efficiency))) for key in ("2", "4")
+            np.array(astuple(time_of(operations_of(parts[key][part], gpus), gpu, sent, efficiency)))
+            for key in ("2", "4")
         )
         products, attention, memory, communication, hidden = two + (four - two) * (layers - 2) / 2
         computing = products + attention + memory

@@ -29,6 +29,16 @@ _ACHIEVABLE, _PROCESSORS, _PCIE = 0.8, 100, 64e9
 second between two of them, by PCIe 5."""
 _USABLE = 0.9
 """Share of a GPU's memory for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
+_STATE_BYTES = 12
+"""Bytes of a checkpoint for each parameter: weight and two moments in fp32."""
+_COPY_BYTES_PER_S = 20e9
+"""Rate at which a rank copies what it saves into the host's memory. An assumption."""
+_RESTART_S = 60.0
+"""From the end of the ranks to the first step, without reading the checkpoint. An assumption; bench/recovery.py
+measured 8 s on two hosts."""
+_SIMULATED = 50
+"""Simulated runs."""
+_PERCENTILES = (10, 50, 90)
 
 
 @plan_command.command()
@@ -56,6 +66,12 @@ def plan(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try all ZeRO stages and kinds of activation checkpointing.")
     ] = False,
+    failures: Annotated[
+        float, typer.Option(metavar="RATE", min=0.0, help="Failures of a thousand nodes in a day.")
+    ] = 5.0,
+    store: Annotated[
+        float, typer.Option(metavar="GB/S", min=0.001, help="Bandwidth at which all ranks together write a checkpoint.")
+    ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, time and cost of a run before it starts."""
@@ -70,16 +86,57 @@ def plan(
         row["hours"] = row["steps"] * row["step_s"] / 3600
         row["cost"] = None if price is None else row["hours"] * gpus * price
     rows = _cheapest_first(rows)
+    with_failures = _with_failures(rows, nodes, gpus, failures, store * _GB)
     if as_json:
-        print(
-            json.dumps({"gpu": gpu, "gpus": gpus, "nodes": nodes, "memory_bytes": kind.memory, "plans": rows}, indent=1)
-        )
+        found = {"gpu": gpu, "gpus": gpus, "nodes": nodes, "memory_bytes": kind.memory, "plans": rows}
+        print(json.dumps({**found, "with_failures": with_failures}, indent=1))
         return
     from rich.console import Console
 
     out = Console(width=None if sys.stdout.isatty() else 1000)
     out.print(_table(rows, f"{loaded.name} on {gpus} x {kind.name}", kind.memory))
+    if with_failures is not None:
+        out.print(_failures_line(with_failures, gpus, price))
     out.print(_ASSUMED)
+
+
+def _with_failures(
+    rows: list[dict[str, Any]], nodes: int, gpus: int, failures: float, store_bytes_per_s: float
+) -> dict[str, Any] | None:
+    """The first setting on nodes that fail; None if it does not fit, or nothing fails."""
+    import numpy as np
+
+    from multihop.pretrain.plan.goodput import Nodes, Recovery, daly_interval, simulate
+
+    chosen = [row for row in rows if all(row[key] == rows[0][key] for key in _SETTINGS)]
+    if failures == 0 or not all(row["micro_batch_size"] for row in chosen):
+        return None
+    work_s = 3600 * sum(row["hours"] for row in chosen)
+    size = _STATE_BYTES * rows[0]["parameters"]
+    cluster = Nodes(nodes, failures / 1000)
+    save_s = size / store_bytes_per_s
+    pause_s = size / gpus / _COPY_BYTES_PER_S
+    interval = max(daly_interval(pause_s, 86_400_000 / (nodes * failures)), save_s)  # a save at a time
+    recovery = Recovery(interval, pause_s, save_s, restart_s=_RESTART_S + save_s)
+    outcomes = [simulate(cluster, recovery, work_s, seed) for seed in range(_SIMULATED)]
+    return {
+        "failures_per_1000_node_days": failures,
+        "checkpoint_bytes": size,
+        "save_interval_s": interval,
+        "failures": work_s / 86_400 * nodes * failures / 1000,
+        "hours": np.percentile([each.seconds / 3600 for each in outcomes], _PERCENTILES).tolist(),
+        "goodput": float(np.mean([each.goodput(work_s) for each in outcomes])),
+    }
+
+
+def _failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str:
+    low, middle, high = found["hours"]
+    cost = "" if price is None else f", for {middle * gpus * price:,.0f}"
+    return (
+        f"At {found['failures_per_1000_node_days']:g} failures of a thousand nodes in a day, {found['failures']:.2g} "
+        f"are expected. Saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / _GB:,.1f} "
+        f"GB), the run takes {middle:,.1f} h ({low:,.1f} to {high:,.1f}){cost}: a goodput of {found['goodput']:.1%}."
+    )
 
 
 def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_gb: float | None) -> "Gpu":

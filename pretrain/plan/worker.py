@@ -14,6 +14,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
 
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
 from multihop.pretrain.plan.step_time import Efficiency, step_seconds
 from multihop.pretrain.run.throughput import step_flops
@@ -40,6 +41,7 @@ def main() -> None:
 def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
     seconds = step_seconds(fit.trace, fit.micro_batches, gpu, request["bus_bandwidth"], Efficiency())
+    model = build_model_on_meta(plan.config.model, *request["vocabularies"])
     batches = global_samples(phase) / max(1, fit.micro_batch_size)
     flops = step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
     return {
@@ -52,6 +54,7 @@ def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
         "step_s": seconds,
         "steps": phase.steps,
         "tokens_per_s": fit.batch.tokens * batches / seconds,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "mfu": flops / seconds / (gpu.flops * plan.world_size),
     }
 

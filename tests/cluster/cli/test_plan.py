@@ -49,6 +49,17 @@ def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
     assert first["cost"] == pytest.approx(2 * 4 * first["hours"]) and 0 < first["mfu"] < 1
 
 
+def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
+    long = "phases=[{seq_len: 64, global_batch_size: 64, steps: 400_000_000}]"
+    found = plan(recipe, "--gpus", "16", "--nodes", "4", "--network", "100", long, "--failures", "20")
+    hours, failing = found["plans"][0]["hours"], found["with_failures"]
+    assert failing["checkpoint_bytes"] == 12 * found["plans"][0]["parameters"]
+    assert hours < failing["hours"][0] <= failing["hours"][1] <= failing["hours"][2] < 1.1 * hours
+    assert failing["failures"] == pytest.approx(4 * 20 / 1000 * hours / 24)
+    assert 0.9 < failing["goodput"] < 1
+    assert plan(recipe, "--gpus", "4", "--failures", "0", long)["with_failures"] is None
+
+
 def test_all_stages_the_cheapest_that_fits_first(recipe: Path) -> None:
     one_phase = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
     plans = plan(recipe, "--gpus", "4", "--sweep", "--price", "0", one_phase, "engine.micro_batch_size=8")["plans"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from multihop.pretrain.plan.goodput import Nodes, Recovery, daly_interval, simulate, young_interval
+from multihop.pretrain.plan.goodput import Nodes, Recovery, best_interval, daly_interval, simulate, young_interval
 
 DAY = 86_400.0
 ALIKE = Nodes(count=100, failures_per_day=0.05, spread=0.0, repair_s=0.0)
@@ -67,6 +67,39 @@ def test_unlike_nodes_fail_as_often_on_average() -> None:
     outcomes = [simulate(unlike, SIMPLE, 5 * DAY, seed) for seed in range(20)]
     per_day = sum(outcome.failures for outcome in outcomes) / sum(outcome.seconds / DAY for outcome in outcomes)
     assert per_day == pytest.approx(20_000 * 0.0005, rel=0.15)
+
+
+def test_failures_of_the_run_cost_no_node() -> None:
+    only_software = replace(ALIKE, failures_per_day=1e-12, run_failures_per_day=5.0, repair_s=30 * DAY)
+    outcome = simulate(only_software, SIMPLE, 30 * DAY, seed=1)
+    assert 100 < outcome.failures < 200
+    restarts = outcome.failures * (SIMPLE.detect_s + SIMPLE.restart_s)
+    assert outcome.down_s == pytest.approx(restarts)
+
+
+def test_replacing_nodes_that_fail_often_leaves_those_that_do_not() -> None:
+    unlike = replace(ALIKE, spread=1.5)
+
+    def failures(nodes: Nodes) -> float:
+        return float(np.mean([simulate(nodes, SIMPLE, 60 * DAY, seed).failures for seed in range(10)]))
+
+    assert failures(replace(unlike, replaced_after=2)) < 0.7 * failures(unlike)
+    assert failures(replace(ALIKE, replaced_after=2)) == pytest.approx(failures(ALIKE), rel=0.1)
+
+
+def test_a_run_that_shrank_grows_again_and_loses_nothing_by_it() -> None:
+    slow = replace(ALIKE, count=4, failures_per_day=0.5, repair_s=2 * 3600.0)
+    elastic = replace(SIMPLE, without_nodes="shrink")
+    outcomes = [simulate(slow, elastic, 10 * DAY, seed) for seed in range(10)]
+    for outcome in outcomes:
+        # A failure restarts the run twice: without the node, and with it again.
+        assert outcome.down_s <= 2 * outcome.failures * (SIMPLE.detect_s + SIMPLE.restart_s)
+        assert outcome.lost_s <= 1.5 * 3600 * outcome.failures
+
+
+def test_the_best_interval_is_near_dalys_where_that_holds() -> None:
+    found = best_interval(ALIKE, SIMPLE, 10 * DAY, range(20))
+    assert 0.5 < found / daly_interval(SIMPLE.save_pause_s, DAY / 5) < 2
 
 
 def test_a_seed_gives_the_same_run() -> None:
