@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.plan.assumed_batch import assumed_batch
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import trace_rank
-from multihop.pretrain.plan.step_time import Efficiency, time_of
+from multihop.pretrain.plan.step_time import Efficiency, StepTime, time_of
 
 ROWS = Path(__file__).parent / "published" / "mpt.csv"
 SIZES = {  # layers, hidden, heads (llm-foundry, scripts/train/yamls/pretrain)
@@ -48,6 +47,13 @@ SIZES = {  # layers, hidden, heads (llm-foundry, scripts/train/yamls/pretrain)
 VOCABULARY = 50_368
 NODE_BYTES_PER_S = {"A100": 1600e9 / 8, "H100": 3200e9 / 8}
 """Between nodes of 8 GPUs. A100: as published; H100: not published, the usual 400 Gbit/s for each GPU."""
+ALWAYS_RELEASED = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+}
+"""Weights are gathered for the forward pass and again for the backward pass, as under FSDP; DeepSpeed would keep those
+of the few layers that are traced."""
 Counted = list[tuple[list[Any], int]]
 """Operations as lists of their fields, and how often each occurs."""
 
@@ -67,27 +73,36 @@ def config_of(row: dict[str, str], layers: int) -> TrainingConfig:
                 "precision": "bf16",
                 "zero_stage": 3,
                 "activation_checkpointing": row["activation_checkpointing"],
+                "deepspeed": {"zero_optimization": ALWAYS_RELEASED},
             },
         }
     )
 
 
-def counted(operations: Iterable[Operation], gpus: int) -> Counted:
-    """Operations and how often each occurs; those of communication with the bytes that all ranks have together."""
-    found = Counter((each.kind, each.name, each.flops, each.bytes, str(each.dtype), each.shape) for each in operations)
-    whole = gpus / (gpus - 1)
+def share(kind: str, part: str, gpus: int) -> float:
+    """The part of all ranks' bytes that an operation of a rank has: the update is of its shard alone."""
+    if kind == "communication":
+        return 1 - 1 / gpus
+    return 1 / gpus if part == "update" else 1.0
+
+
+def counted(operations: Counter[Operation], part: str, gpus: int) -> Counted:
+    """Operations with the bytes of all ranks, and how often each occurs."""
     return [
-        ([kind, name, flops, size * whole if kind == "communication" else size, *rest], count)
-        for (kind, name, flops, size, *rest), count in found.items()
+        (
+            [each.kind, each.name, each.flops, each.bytes / share(each.kind, part, gpus), str(each.dtype), each.shape],
+            count,
+        )
+        for each, count in operations.items()
     ]
 
 
-def operations_of(counts: Counted, gpus: int) -> Iterable[Operation]:
+def operations_of(counts: Counted, part: str, gpus: int) -> Counter[Operation]:
+    found: Counter[Operation] = Counter()
     for (kind, name, flops, size, dtype, shape), count in counts:
-        sent = round(size * (1 - 1 / gpus)) if kind == "communication" else size
-        each = Operation(kind, name, flops, sent, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
-        for _ in range(count):
-            yield each
+        own = round(size * share(kind, part, gpus))
+        found[Operation(kind, name, flops, own, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))] += count
+    return found
 
 
 def trace(out: Path) -> None:
@@ -99,14 +114,15 @@ def trace(out: Path) -> None:
             traces[key] = {str(layers): _trace(row, layers) for layers in (2, 4)}
             print(row, flush=True)
         found.append({"row": row, "parts": traces[key]})
-    out.write_text(json.dumps(found))
+        out.write_text(json.dumps(found))
 
 
 def _trace(row: dict[str, str], layers: int) -> dict[str, Counted]:
     config, micro_batch, gpus = config_of(row, layers), int(row["micro_batch_size"]), int(row["gpus"])
     batch = assumed_batch(config, 0, micro_batch, VOCABULARY)
     traced = trace_rank(config, VOCABULARY, None, [batch], micro_batch, gpus)
-    return {"micro_batch": counted(traced.micro_batches[0], gpus), "update": counted(traced.update, gpus)}
+    parts = {"micro_batch": traced.micro_batches[0], "update": traced.update}
+    return {part: counted(operations, part, gpus) for part, operations in parts.items()}
 
 
 def kind_of(row: dict[str, str]) -> Gpu:
@@ -124,12 +140,10 @@ def tokens_per_s(entry: dict[str, Any], efficiency: Efficiency) -> float:
 
     def seconds(part: str) -> float:
         two, four = (
-            np.array(astuple(time_of(operations_of(parts[key][part], gpus), gpu, sent, efficiency)))
+            np.array(astuple(time_of(operations_of(parts[key][part], part, gpus), gpu, sent, efficiency)))
             for key in ("2", "4")
         )
-        products, attention, memory, communication, hidden = two + (four - two) * (layers - 2) / 2
-        computing = products + attention + memory
-        return float(computing + communication - min(hidden, computing))
+        return StepTime(*(two + (four - two) * (layers - 2) / 2).tolist()).total
 
     count = int(row["micro_batches"])
     step = count * seconds("micro_batch") + seconds("update")

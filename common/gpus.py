@@ -14,6 +14,9 @@ class Gpu:
     achievable_flops: float
     """The largest rate of a matrix product that was measured: B200, H100 and A100 from the table of maximum achievable
     matmul FLOPS in https://github.com/stas00/ml-engineering, H200 from bench/README.md. Others: 0.8 of `flops`."""
+    attention_flops: float
+    """The rate of FlashAttention 2, forward and backward passes: of the A100 and the H100 about what its author
+    measured (Dao 2023, section 4.1); others in proportion to `flops`, those before Hopper as the A100."""
     memory: float
     """Bytes."""
     bandwidth: float
@@ -27,21 +30,21 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("B200", 2250e12, 1745e12, 180e9, 8000e9, 148, 900e9),
-        Gpu("H200 NVL", 836e12, 669e12, 141e9, 4800e9, 132, 450e9),
-        Gpu("H200", 989e12, 764e12, 141e9, 4800e9, 132, 450e9),
-        Gpu("H100 PCIe", 756e12, 605e12, 80e9, 2000e9, 114, 64e9),
-        Gpu("H100 NVL", 835e12, 668e12, 94e9, 3900e9, 132, 300e9),
-        Gpu("H100", 989e12, 794e12, 80e9, 3350e9, 132, 450e9),
-        Gpu("A100 80GB", 312e12, 271e12, 80e9, 2039e9, 108, 300e9),
-        Gpu("A100 40GB", 312e12, 271e12, 40e9, 1555e9, 108, 300e9),
-        Gpu("V100 32GB", 125e12, 100e12, 32e9, 900e9, 80, 150e9),
-        Gpu("V100 16GB", 125e12, 100e12, 16e9, 900e9, 80, 150e9),
-        Gpu("A10", 125e12, 100e12, 24e9, 600e9, 72, 32e9),
-        Gpu("L40S", 362e12, 290e12, 48e9, 864e9, 142, 32e9),
-        Gpu("L40", 181e12, 145e12, 48e9, 864e9, 142, 32e9),
-        Gpu("L4", 121e12, 97e12, 24e9, 300e9, 58, 32e9),
-        Gpu("RTX 4090", 165e12, 132e12, 24e9, 1008e9, 128, 32e9),
+        Gpu("B200", 2250e12, 1745e12, 769e12, 180e9, 8000e9, 148, 900e9),
+        Gpu("H200 NVL", 836e12, 669e12, 286e12, 141e9, 4800e9, 132, 450e9),
+        Gpu("H200", 989e12, 764e12, 338e12, 141e9, 4800e9, 132, 450e9),
+        Gpu("H100 PCIe", 756e12, 605e12, 258e12, 80e9, 2000e9, 114, 64e9),
+        Gpu("H100 NVL", 835e12, 668e12, 285e12, 94e9, 3900e9, 132, 300e9),
+        Gpu("H100", 989e12, 794e12, 338e12, 80e9, 3350e9, 132, 450e9),
+        Gpu("A100 80GB", 312e12, 271e12, 190e12, 80e9, 2039e9, 108, 300e9),
+        Gpu("A100 40GB", 312e12, 271e12, 190e12, 40e9, 1555e9, 108, 300e9),
+        Gpu("V100 32GB", 125e12, 100e12, 76e12, 32e9, 900e9, 80, 150e9),
+        Gpu("V100 16GB", 125e12, 100e12, 76e12, 16e9, 900e9, 80, 150e9),
+        Gpu("A10", 125e12, 100e12, 76e12, 24e9, 600e9, 72, 32e9),
+        Gpu("L40S", 362e12, 290e12, 220e12, 48e9, 864e9, 142, 32e9),
+        Gpu("L40", 181e12, 145e12, 110e12, 48e9, 864e9, 142, 32e9),
+        Gpu("L4", 121e12, 97e12, 74e12, 24e9, 300e9, 58, 32e9),
+        Gpu("RTX 4090", 165e12, 132e12, 100e12, 24e9, 1008e9, 128, 32e9),
     )
 }
 """Names of several words come before those that are a part of them."""

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from multihop.cluster.cli.options import AsJson, Overrides, RecipePath
+from multihop.cluster.cli.options import AsJson, Overrides, RecipePath, Runs
 from multihop.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,10 +24,13 @@ plan_command = typer.Typer()
 _GB = 1e9
 _SETTINGS = ("zero_stage", "activation_checkpointing", "offload", "compile")
 """The keys of the `engine` section that a setting sets."""
-_ASSUMED = "Every sample is assumed to have all tokens of its phase, and the vocabulary those of the recipe."
-_ACHIEVABLE, _PROCESSORS, _PCIE = 0.8, 100, 64e9
-"""Of a GPU that is not known: the share of its rate that matrix products reach, its multiprocessors, and the bytes per
-second between two of them, by PCIe 5."""
+_ASSUMED = (
+    "The data is not prepared: every sample is assumed to have all tokens of its phase, and the vocabulary the "
+    "recipe's size."
+)
+_ACHIEVABLE, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 0.5, 100, 64e9
+"""Of a GPU that is not known: the share of its rate that matrix products reach, the share of that which attention
+reaches, its multiprocessors, and the bytes per second between two of them, by PCIe 5."""
 _USABLE = 0.9
 """Share of a GPU's memory for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 _STATE_BYTES = 12
@@ -38,6 +42,8 @@ _RESTART_S = 60.0
 measured 8 s on two hosts."""
 _SIMULATED = 50
 """Simulated runs."""
+_FEWEST_FAILURES = 0.01
+"""Below this expected number the failures of a run are not worth a line."""
 _PERCENTILES = (10, 50, 90)
 
 
@@ -72,16 +78,21 @@ def plan(
     store: Annotated[
         float, typer.Option(metavar="GB/S", min=0.001, help="Bandwidth at which all ranks together write a checkpoint.")
     ] = 1.0,
+    runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, time and cost of a run before it starts."""
+    from multihop.cluster.runs.inspect_step import index_folder_of, prepared_data
     from multihop.cluster.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
     bandwidth = _bus_bandwidth(kind, gpus, nodes, network)
     _check_samples(loaded, gpus)
-    rows = list(_plans(loaded, gpus, kind, bandwidth, _settings(loaded, sweep)))
+    data = prepared_data(loaded, runs)
+    with index_folder_of(runs / loaded.name) as index:
+        prepared = None if data is None else (str(data), str(index))
+        rows = list(_plans(loaded, gpus, kind, bandwidth, _settings(loaded, sweep), prepared))
     for row in rows:
         row["hours"] = row["steps"] * row["step_s"] / 3600
         row["cost"] = None if price is None else row["hours"] * gpus * price
@@ -95,9 +106,10 @@ def plan(
 
     out = Console(width=None if sys.stdout.isatty() else 1000)
     out.print(_table(rows, f"{loaded.name} on {gpus} x {kind.name}", kind.memory))
-    if with_failures is not None:
+    if with_failures is not None and with_failures["failures"] >= _FEWEST_FAILURES:
         out.print(_failures_line(with_failures, gpus, price))
-    out.print(_ASSUMED)
+    if data is None:
+        out.print(_ASSUMED)
 
 
 def _with_failures(
@@ -151,7 +163,10 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
             "--gpu-tflops TFLOPS and --gpu-bandwidth GB/S"
         )
     flops = tflops * 1e12
-    return Gpu(name, flops, _ACHIEVABLE * flops, memory_gb * _GB, bandwidth_gb * _GB, _PROCESSORS, _PCIE)
+    achievable = _ACHIEVABLE * flops
+    return Gpu(
+        name, flops, achievable, _ATTENTION * achievable, memory_gb * _GB, bandwidth_gb * _GB, _PROCESSORS, _PCIE
+    )
 
 
 def _bus_bandwidth(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None) -> float:
@@ -198,7 +213,12 @@ def _settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
 
 
 def _plans(
-    recipe: "Recipe", gpus: int, gpu: "Gpu", bus_bandwidth: float, settings: list[dict[str, Any]]
+    recipe: "Recipe",
+    gpus: int,
+    gpu: "Gpu",
+    bus_bandwidth: float,
+    settings: list[dict[str, Any]],
+    prepared: tuple[str, str] | None,
 ) -> Iterator[dict[str, Any]]:
     from multihop.pretrain.config import TrainingConfig
 
@@ -207,7 +227,8 @@ def _plans(
         "recipe": sections,
         "settings": settings,
         "world_size": gpus,
-        "vocabularies": _vocabularies(recipe),
+        "vocabularies": _vocabularies(recipe, prepared),
+        "prepared": prepared,
         "gpu": asdict(gpu),
         "limit_bytes": _USABLE * gpu.memory,
         "bus_bandwidth": bus_bandwidth,
@@ -223,11 +244,15 @@ def _plans(
         raise RuntimeError(f"the plan's process ended with exit code {worker.returncode}; see its messages above")
 
 
-def _vocabularies(recipe: "Recipe") -> tuple[int, int | None]:
+def _vocabularies(recipe: "Recipe", prepared: tuple[str, str] | None) -> tuple[int, int | None]:
     """Sizes of the vocabularies of what is predicted and, if it is another, of the sources of pairs."""
+    from multihop.data_prep.dataset.manifest import read_data_manifest
     from multihop.data_prep.tokenizers.existing import import_tokenizer
     from multihop.data_prep.tokenizers.tokenizer import describe
 
+    if prepared is not None:
+        manifest = read_data_manifest(Path(prepared[0]))
+        return manifest.output_tokenizer.vocab_size, manifest.source_vocab_size
     tokenizer, pairs = recipe.tokenizer, recipe.data.holds_pairs
     if tokenizer.path is None:
         return tokenizer.vocab_size, tokenizer.vocab_size if tokenizer.separate_vocabularies else None

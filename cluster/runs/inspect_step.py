@@ -76,7 +76,7 @@ def inspect_step(
     phase, _ = locate(recipe.phases, step)
     ranks = _ranks(world_size, rank)
     data_folder = find_data(recipe, runs)
-    with _index_folder(runs / recipe.name) as index_folder:
+    with index_folder_of(runs / recipe.name) as index_folder:
         build_indexes(index_folder, open_dataset(data_folder), recipe)
         micro_batch_sizes = [_MICRO_BATCH] * len(recipe.phases)
         samples = []
@@ -92,13 +92,23 @@ def find_data(recipe: Recipe, runs: Path) -> Path:
     Raises:
         UserError: there is none.
     """
+    found = prepared_data(recipe, runs)
+    if found is None:
+        raise UserError(
+            f"the data of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first"
+        )
+    return found
+
+
+def prepared_data(recipe: Recipe, runs: Path) -> Path | None:
+    """Return the directory of the data prepared with the recipe's settings; None if there is none."""
     of_run = [runs / recipe.name / "data" / MANIFEST]
     of_others = (runs / ".prepared" / sources_key(recipe.data)).glob(f"*/{MANIFEST}")
     newest_first = sorted(of_others, key=lambda path: path.stat().st_mtime, reverse=True)
     for path in [path for path in of_run if path.exists()] + newest_first:
         if read_data_manifest(path.parent).settings == dataset_settings(recipe.data, recipe.tokenizer):
             return path.parent
-    raise UserError(f"the data of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first")
+    return None
 
 
 def deviations(recipe: Recipe, runs: Path) -> list[str]:
@@ -122,7 +132,7 @@ def _ranks(world_size: int | None, rank: int | None) -> range:
 
 
 @contextmanager
-def _index_folder(run_dir: Path) -> Iterator[Path]:
+def index_folder_of(run_dir: Path) -> Iterator[Path]:
     if run_dir.exists():
         yield run_dir / "index"
         return

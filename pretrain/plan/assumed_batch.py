@@ -14,7 +14,7 @@ from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.objectives.objective import objective_of
 
 _SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask", "end")
-_SENTENCE = 8
+_SENTENCE = 2
 """Tokens of a sentence: samples of whole sentences are full but for fewer than these."""
 _DOCUMENT = 16
 """Length of a document, in samples."""

@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from multihop.pretrain.config import PhaseConfig, TrainingConfig
 from multihop.pretrain.device_type import DeviceType
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.assumed_batch import assumed_batch
+from multihop.pretrain.plan.prepared_batch import prepared_batch
 from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
 
 _TRACED_TOKENS = 4096
@@ -37,7 +39,9 @@ class Fit:
     micro_batches: int
     """Micro-batches of a step."""
     batch: Batch
-    """The micro-batch, or a sample alone if not one fits."""
+    """The micro-batch, or a sample alone if not one fits; of prepared data the largest of several."""
+    mean_tokens: float
+    """Tokens of a micro-batch on average."""
     trace: RankTrace
     """A step with this micro-batch."""
 
@@ -57,18 +61,26 @@ class RankPlan:
     world_size: int
     vocabularies: Vocabularies
     device: DeviceType = "cuda"
+    prepared: tuple[Path, Path] | None = None
+    """Directories of prepared data and its indexes; None: samples are assumed to be as long as the phase allows."""
 
     @cached_property
     def share(self) -> int:
         """Samples of a step on each rank, at most."""
         return math.ceil(global_samples(self.config.phases[self.phase]) / self.world_size)
 
-    def trace(self, samples: int) -> tuple[Batch, RankTrace]:
-        """A micro-batch of a number of samples, and a step with it."""
+    def trace(self, batch: Batch, samples: int) -> RankTrace:
+        """A step with a micro-batch of a number of samples."""
         count = 1 if samples >= self.share else _MICRO_BATCHES
-        batch = assumed_batch(self.config, self.phase, samples, self.vocabularies.output)
         sizes = self.vocabularies.output, self.vocabularies.source
-        return batch, trace_rank(self.config, *sizes, [batch] * count, samples, self.world_size, self.device)
+        return trace_rank(self.config, *sizes, [batch] * count, samples, self.world_size, self.device)
+
+    def micro_batch(self, samples: int) -> tuple[Batch, float]:
+        """A micro-batch of a number of samples, and the mean number of tokens of such ones."""
+        if self.prepared is not None:
+            return prepared_batch(self.config, self.phase, samples, self.world_size, *self.prepared)
+        batch = assumed_batch(self.config, self.phase, samples, self.vocabularies.output)
+        return batch, float(batch.tokens)
 
     def largest(self, limit: float) -> Fit:
         """The largest micro-batch whose memory is within a limit in bytes; the recipe's if it sets a number."""
@@ -90,13 +102,18 @@ class RankPlan:
         return fit
 
     def _fit(self, samples: int, limit: float) -> Fit:
-        batch, trace = self.trace(samples)
-        return Fit(samples if trace.peak <= limit else 0, math.ceil(self.share / samples), batch, trace)
+        batch, mean_tokens = self.micro_batch(samples)
+        trace = self.trace(batch, samples)
+        fitting = samples if trace.peak <= limit else 0
+        return Fit(fitting, math.ceil(self.share / samples), batch, mean_tokens, trace)
 
     def _extrapolate(self, limit: float) -> int:
         """Samples that fit, as memory grows between two micro-batches; at least 1."""
         small = max(1, min(_TRACED_TOKENS // self.config.phases[self.phase].seq_len, (self.share - 1) // 2))
-        least, most = (self.trace(samples)[1].peaks["backward"]["device"] for samples in (small, 2 * small))
+        least, most = (
+            self.trace(self.micro_batch(samples)[0], samples).peaks["backward"]["device"]
+            for samples in (small, 2 * small)
+        )
         further = (limit - least) / (most - least) * small if most > least else self.share
         fitting = min(self.share, max(1, small + math.floor(further)))
         # Micro-batches of equal size, so that the last one of a step is about as large as the others.

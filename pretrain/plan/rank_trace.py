@@ -7,6 +7,7 @@ stage is not repeated here as formulas.
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,9 +40,9 @@ class RankTrace:
     """What is there all the time: weights, optimizer state, and what DeepSpeed keeps; "device" and "host"."""
     peaks: dict[str, dict[str, int]]
     """The largest bytes of each part of a step: "backward" (forward and backward passes), and "update"."""
-    micro_batches: list[list[Operation]]
+    micro_batches: list[Counter[Operation]]
     """The operations on the GPU of each micro-batch; gradients may be reduced with the last one alone."""
-    update: list[Operation]
+    update: Counter[Operation]
     """Those of the update."""
 
     @property
@@ -97,15 +98,15 @@ def trace_rank(
     """
     model = build_model_on_meta(config.model, vocab_size, source_vocab_size)
     counts = {name: float(sum(batch.counts[name] for batch in batches)) for name in batches[0].counts}
-    current: list[Operation] = []
+    current: Counter[Operation] = Counter()
 
     def record(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         described = describe(operation, args, kwargs, result, world_size)
         if described is not None:
-            current.append(described)
+            current[described] += 1
 
     def record_kernel(kernel: Any, args: Sequence[Any]) -> None:
-        current.append(describe_kernel(kernel, args))
+        current[describe_kernel(kernel, args)] += 1
 
     with (
         simulated_ranks(world_size) as ranks,
@@ -122,15 +123,15 @@ def trace_rank(
             gc.collect()
             trace.reset_peak()
             between = dict(trace.bytes)
-            parts: list[list[Operation]] = []
+            parts: list[Counter[Operation]] = []
             for batch in batches:
-                current = []
+                current = Counter()
                 parts.append(current)
                 engine.forward_backward(batch, counts)
             peaks["backward"] = dict(trace.peak)
             gc.collect()
             trace.reset_peak()
-            current = []
+            current = Counter()
             engine.step(_LR)
             peaks["update"] = dict(trace.peak)
         engine.destroy()

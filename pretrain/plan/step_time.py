@@ -1,7 +1,7 @@
-"""The time of operations on a GPU, from their sizes: that of computing, of moving bytes, or of the launch."""
+"""The time of operations on a GPU, from their sizes: of computing, of moving bytes, and of their launches."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from multihop.pretrain.plan.rank_trace import RankTrace
 
 _FP32_SHARE = 1 / 16
 """The rate of products in fp32, without TF32, as a share of that in bf16 (NVIDIA's datasheets, A100 to H200)."""
+_KINDS = ("product", "attention", "memory", "communication")
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """The tile of a matrix product that a multiprocessor computes at a time."""
 
@@ -22,8 +23,8 @@ class Efficiency:
 
     products: float = 0.95
     """Of the achievable rate of matrix products, by those whose tiles keep all multiprocessors busy."""
-    attention: float = 0.55
-    """Of the achievable rate of matrix products, by attention."""
+    attention: float = 0.9
+    """Of the rate of FlashAttention 2."""
     memory: float = 0.8
     """Of the bandwidth of its memory."""
     link: float = 0.8
@@ -31,7 +32,7 @@ class Efficiency:
     overlap: float = 0.0
     """Of the time of collectives, what is hidden behind computing as long as that takes: 0 without prefetching."""
     launch_s: float = 5e-6
-    """The shortest time of a kernel, its launch included, in seconds."""
+    """Seconds of the host for a kernel; a GPU that is faster waits."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +43,27 @@ class StepTime:
     attention: float
     memory: float
     communication: float
-    hidden: float
-    """Of the communication, what is hidden behind the others as long as they take."""
+    launches: float
+    """Of the host, which it does meanwhile."""
+    overlap: float
+    """Share of the communication that is hidden behind computing, as long as that takes."""
 
     @property
     def total(self) -> float:
         """Seconds of all."""
-        computing = self.products + self.attention + self.memory
-        return computing + self.communication - min(self.hidden, computing)
+        computing = max(self.products + self.attention + self.memory, self.launches)
+        return computing + self.communication - min(self.overlap * self.communication, computing)
 
 
-def time_of(operations: Iterable[Operation], gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency) -> StepTime:
+def time_of(operations: Mapping[Operation, int], gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency) -> StepTime:
     """The time of some operations one after another.
 
     Args:
-        bus_bandwidth: bytes that a rank sends to others in a second, in collectives of all ranks.
+        operations: How often each occurs.
+        bus_bandwidth: Bytes that a rank sends to others in a second, in collectives of all ranks.
     """
-    seconds = {"product": 0.0, "attention": 0.0, "memory": 0.0, "communication": 0.0}
-    for each in operations:
+    seconds = dict.fromkeys(_KINDS, 0.0)
+    for each, count in operations.items():
         moving = each.bytes / (gpu.bandwidth * efficiency.memory)
         match each.kind:
             case "product":
@@ -67,22 +71,29 @@ def time_of(operations: Iterable[Operation], gpu: Gpu, bus_bandwidth: float, eff
                 rate *= _FP32_SHARE if each.dtype == torch.float32 else 1.0
                 took = max(_tiled_flops(each, gpu.multiprocessors) / rate, moving)
             case "attention":
-                took = max(each.flops / (gpu.achievable_flops * efficiency.attention), moving)
+                took = max(each.flops / (gpu.attention_flops * efficiency.attention), moving)
             case "memory":
                 took = moving
             case "communication":
                 took = each.bytes / (bus_bandwidth * efficiency.link)
-        seconds[each.kind] += max(took, efficiency.launch_s)
-    hidden = efficiency.overlap * seconds["communication"]
-    return StepTime(seconds["product"], seconds["attention"], seconds["memory"], seconds["communication"], hidden)
+        seconds[each.kind] += count * took
+    launches = efficiency.launch_s * sum(operations.values())
+    return StepTime(*(seconds[kind] for kind in _KINDS), launches, efficiency.overlap)
 
 
-def step_seconds(trace: RankTrace, micro_batches: int, gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency) -> float:
-    """Seconds of a step with a number of micro-batches, of which the trace has one or two."""
+def step_seconds(
+    trace: RankTrace, micro_batches: int, gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency, fullness: float = 1.0
+) -> float:
+    """Seconds of a step with a number of micro-batches, of which the trace has one or two.
+
+    Args:
+        fullness: The mean number of tokens of a micro-batch, as a share of those that were traced.
+    """
     first, *_, last = (
         time_of(each, gpu, bus_bandwidth, efficiency).total for each in [*trace.micro_batches[:1], *trace.micro_batches]
     )
-    return (micro_batches - 1) * first + last + time_of(trace.update, gpu, bus_bandwidth, efficiency).total
+    passes = (micro_batches - 1) * first + last
+    return fullness * passes + time_of(trace.update, gpu, bus_bandwidth, efficiency).total
 
 
 def _tiled_flops(product: Operation, multiprocessors: int) -> float:

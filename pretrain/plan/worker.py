@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
@@ -23,27 +24,34 @@ from multihop.pretrain.run.throughput import step_flops
 def main() -> None:
     """Answer the request.
 
-    It has `recipe`, the sections of `TrainingConfig`; `settings`, a list of changes of its `engine` section; and
-    `world_size`, `vocabularies`, `gpu` (the fields of `Gpu`), `limit_bytes` and `bus_bandwidth`.
+    It has `recipe`, the sections of `TrainingConfig`; `settings`, a list of changes of its `engine` section;
+    `prepared`, the directories of prepared data and its indexes, or None; and `world_size`, `vocabularies`, `gpu` (the
+    fields of `Gpu`), `limit_bytes` and `bus_bandwidth`.
     """
     request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
     logging.disable(logging.WARNING)
+    vocabularies = Vocabularies(*request["vocabularies"])
+    prepared = None
+    if request["prepared"] is not None:
+        data, index = map(Path, request["prepared"])
+        prepared = data, index
     for settings in request["settings"]:
         recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **settings}}
         config = TrainingConfig.model_validate(recipe)
         for phase in range(len(config.phases)):
-            plan = RankPlan(config, phase, request["world_size"], Vocabularies(*request["vocabularies"]))
+            plan = RankPlan(config, phase, request["world_size"], vocabularies, prepared=prepared)
             answer = {"phase": phase, **settings, **_answer(plan, request)}
             print(json.dumps(answer), file=answers, flush=True)
 
 
 def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
-    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, request["bus_bandwidth"], Efficiency())
+    mean, bandwidth = fit.mean_tokens / fit.batch.tokens, request["bus_bandwidth"]
+    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, bandwidth, Efficiency(), mean)
     model = build_model_on_meta(plan.config.model, *request["vocabularies"])
     batches = global_samples(phase) / max(1, fit.micro_batch_size)
-    flops = step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
+    flops = mean * step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
     return {
         "seq_len": phase.seq_len,
         "micro_batch_size": fit.micro_batch_size,
@@ -53,7 +61,7 @@ def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
         "peak_bytes": fit.trace.peak,
         "step_s": seconds,
         "steps": phase.steps,
-        "tokens_per_s": fit.batch.tokens * batches / seconds,
+        "tokens_per_s": fit.mean_tokens * batches / seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "mfu": flops / seconds / (gpu.flops * plan.world_size),
     }

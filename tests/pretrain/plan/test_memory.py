@@ -97,7 +97,7 @@ def test_the_largest_micro_batch_is_within_the_limit_and_at_most_one_sample_too_
     config = TrainingConfig.model_validate(content)
     plan = RankPlan(config, 0, 2, Vocabularies(VOCABULARY))
     for samples in (1, 7):
-        limit = plan.trace(samples)[1].peak
+        limit = plan.trace(plan.micro_batch(samples)[0], samples).peak
         found = plan.largest(limit)
         assert found.trace.peak <= limit and found.micro_batches <= math.ceil(plan.share / max(1, samples - 1))
     assert plan.largest(1e12).micro_batch_size == plan.share == 32

@@ -1,5 +1,6 @@
 """The operations of a traced step: their floating-point operations are those that the family counts."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,9 @@ def traced(family: str, world_size: int = 1, micro_batches: int = 1, **engine: A
     return batch, trace_rank(config, VOCABULARY, None, [batch] * micro_batches, 8, world_size)
 
 
-def flops(operations: list[Operation]) -> float:
-    return sum(each.flops for each in operations)
+def flops(operations: Counter[Operation], *kinds: str) -> float:
+    """The floating-point operations of these kinds; of all if none is given."""
+    return sum(count * each.flops for each, count in operations.items() if not kinds or each.kind in kinds)
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "roberta", "gpt2", "modernbert", "transformer"])
@@ -62,7 +64,7 @@ def test_full_checkpointing_adds_a_forward_pass_of_the_layers() -> None:
 
 def test_attention_is_quadratic_in_the_length_of_each_sequence() -> None:
     _, trace = traced("gpt2")
-    attention = flops([each for each in trace.micro_batches[0] if each.kind == "attention"])
+    attention = flops(trace.micro_batches[0], "attention")
     pairs, layers, width = 8 * 256**2 / 2, 2, 256  # half of them under the causal mask
     assert attention == layers * (2 + 5) * 2 * pairs * width
 
@@ -81,7 +83,8 @@ def test_what_is_sent_between_ranks(stage: int, zero: dict[str, int], times: flo
     the weights of a small model for the backward pass."""
     _, trace = traced("gpt2", world_size=4, zero_stage=stage, deepspeed={"zero_optimization": zero})
     parameters = sum(p.numel() for p in build_model_on_meta(config_of("gpt2").model, VOCABULARY).parameters())
-    sent = sum(each.bytes for each in [*trace.micro_batches[0], *trace.update] if each.kind == "communication")
+    step = trace.micro_batches[0] + trace.update
+    sent = sum(count * each.bytes for each, count in step.items() if each.kind == "communication")
     assert sent == pytest.approx(times * 2 * parameters * 3 / 4, rel=0.1)
 
 
@@ -100,6 +103,6 @@ def test_a_small_product_keeps_few_multiprocessors_busy() -> None:
 
     def seconds(rows: int) -> float:
         product = Operation("product", "mm", 2.0 * rows * 4096 * 4096, 0, torch.bfloat16, (rows, 4096, 4096))
-        return time_of([product], gpu, 1e9, efficiency).products
+        return time_of(Counter([product]), gpu, 1e9, efficiency).products
 
     assert seconds(128) == pytest.approx(seconds(64)) and seconds(8192) == pytest.approx(8 * seconds(128))

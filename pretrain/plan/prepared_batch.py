@@ -1,0 +1,36 @@
+"""A micro-batch of a recipe whose data is prepared."""
+
+from pathlib import Path
+
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.batches import BatchBuilder
+from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.objectives.batch import Batch
+
+_STEPS = 4
+"""Steps of a phase whose micro-batches are looked at."""
+
+
+def prepared_batch(
+    config: TrainingConfig, phase: int, samples: int, world_size: int, data: Path, index: Path
+) -> tuple[Batch, float]:
+    """The micro-batch of rank 0 with the most tokens in the first steps of a phase, and the mean number of tokens.
+
+    Args:
+        samples: Samples of a micro-batch; with `global_batch_tokens` the recipe decides.
+        data: Directory of the prepared data.
+        index: Directory of the indexes that training uses; those that it lacks are built.
+    """
+    # The steps of a batch-size ramp may have fewer samples than a micro-batch.
+    phases = [each.model_copy(update={"batch_ramp": []}) for each in config.phases]
+    config = config.model_copy(update={"phases": phases})
+    build_indexes(index, open_dataset(data), config)
+    builder = BatchBuilder.open(config, data, index, 0, world_size, [samples] * len(phases))
+    first = sum(each.steps for each in phases[:phase])
+    batches = [
+        batch
+        for step in range(first, first + min(_STEPS, phases[phase].steps))
+        for batch in builder.step(step).micro_batches
+    ]
+    return max(batches, key=lambda batch: batch.tokens), sum(batch.tokens for batch in batches) / len(batches)
