@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from multihop.common.gpus import Gpu
+from multihop.pretrain.config import EngineConfig
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import RankTrace
 
@@ -15,24 +16,38 @@ _FP32_SHARE = 1 / 16
 _KINDS = ("product", "attention", "memory", "communication")
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """The tile of a matrix product that a multiprocessor computes at a time."""
+_MIN_DEPTH = 512
+"""Shortest part of a tile's sums that a multiprocessor computes if they are split."""
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of a GPU's rates that operations reach, and what a launch costs. They are estimates, not fitted."""
+    """Shares of a GPU's rates that operations reach, and what a launch costs.
 
-    products: float = 0.95
+    `products`, `attention` and `overlap` are fitted to half of MPT's published speeds (`bench/published_speeds.py`),
+    and `memory` to four steps of our own on an H200 (docs/how-to/plan.md). `link` and `launch_s` are estimates.
+    """
+
+    products: float = 1.0
     """Of the achievable rate of matrix products, by those whose tiles keep all multiprocessors busy."""
-    attention: float = 0.9
+    attention: float = 0.51
     """Of the rate of FlashAttention 2."""
-    memory: float = 0.8
+    memory: float = 0.7
     """Of the bandwidth of its memory."""
     link: float = 0.8
     """Of the bandwidth between GPUs and between nodes."""
-    overlap: float = 0.0
-    """Of the time of collectives, what is hidden behind computing as long as that takes: 0 without prefetching."""
+    overlap: float = 1.0
+    """Of the time of collectives, what is hidden behind computing as long as that takes."""
     launch_s: float = 5e-6
     """Seconds of the host for a kernel; a GPU that is faster waits."""
+
+
+def efficiency_of(engine: EngineConfig) -> Efficiency:
+    """The efficiency under a recipe's settings: DeepSpeed overlaps by itself in stage 3 alone."""
+    assert isinstance(engine.deepspeed, dict), "the recipe is resolved"
+    zero = engine.deepspeed.get("zero_optimization", {})
+    overlaps = zero.get("overlap_comm", engine.zero_stage == 3)
+    return Efficiency() if overlaps else Efficiency(overlap=0.0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,10 @@ def step_seconds(
 
 def _tiled_flops(product: Operation, multiprocessors: int) -> float:
     """The operations that all multiprocessors could do meanwhile: tiles are padded, and in the last round some of the
-    multiprocessors have none."""
+    multiprocessors have none. The sums of few tiles, such as those of a weight's gradient, are split among them."""
     rows, columns, length = product.shape
-    tiles = math.ceil(rows / _TILE_ROWS) * math.ceil(columns / _TILE_COLUMNS)
-    return math.ceil(tiles / multiprocessors) * multiprocessors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * length
+    tiles, depth = math.ceil(rows / _TILE_ROWS) * math.ceil(columns / _TILE_COLUMNS), length
+    if tiles < multiprocessors:
+        splits = min(max(1, length // _MIN_DEPTH), multiprocessors // tiles)
+        tiles, depth = tiles * splits, math.ceil(length / splits)
+    return math.ceil(tiles / multiprocessors) * multiprocessors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * depth

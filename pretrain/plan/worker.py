@@ -17,7 +17,7 @@ from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
-from multihop.pretrain.plan.step_time import Efficiency, step_seconds
+from multihop.pretrain.plan.step_time import efficiency_of, step_seconds
 from multihop.pretrain.run.throughput import step_flops
 
 
@@ -48,7 +48,7 @@ def main() -> None:
 def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
     mean, bandwidth = fit.mean_tokens / fit.batch.tokens, request["bus_bandwidth"]
-    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, bandwidth, Efficiency(), mean)
+    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, bandwidth, efficiency_of(plan.config.engine), mean)
     model = build_model_on_meta(plan.config.model, *request["vocabularies"])
     batches = global_samples(phase) / max(1, fit.micro_batch_size)
     flops = mean * step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
