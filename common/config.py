@@ -186,18 +186,23 @@ def _is_section(annotation: Any) -> bool:
     return annotation is type(None) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
 
 
+@cache
+def _fields(section: type[BaseModel]) -> list[tuple[str, Effect | None, list[type[BaseModel]]]]:
+    """Return the name of each field, the effects that it declares, and the sections that it may hold."""
+    return [(name, _declared(field), sections_in(field.annotation)[0]) for name, field in section.model_fields.items()]
+
+
 def _select(value: Any, effects: Effect, inherited: Effect | None) -> Any:
     if isinstance(value, BaseModel):
-        selected = {}
-        for name, field in type(value).model_fields.items():
-            declared, inner = _declared(field) or inherited, getattr(value, name)
-            kinds, _ = sections_in(field.annotation)
+        selected, dumped = {}, value.model_dump(mode="json")
+        for name, declared, kinds in _fields(type(value)):
+            declared, inner = declared or inherited, getattr(value, name)
             if kinds and isinstance(inner, BaseModel | list):
                 below = _select(inner, effects, declared)
                 if below or (inner == [] and any(each & effects for _, each in _walk(kinds[0], "", declared))):
                     selected[name] = below
-            elif declared is not None and declared & effects:
-                selected |= value.model_dump(mode="json", include={name})  # nothing, if the field is left out
+            elif declared is not None and declared & effects and name in dumped:  # a field may be left out
+                selected[name] = dumped[name]
         return selected
     if isinstance(value, list):
         items = [_select(each, effects, inherited) for each in value]

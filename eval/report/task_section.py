@@ -33,14 +33,15 @@ def task_section(result: TaskResult, model: dict[str, Any], run_dir: Path) -> Te
         UserError: a file of predictions is damaged.
     """
     chosen = {name: choice for name, choice in _choices(result) if choice.chosen.rows}
+    varied = _varied(result)
     content = read_predictions(run_dir, result.best) if result.best else None
     beside = published_beside(result.task, result.metric, model.get("layers"), model.get("hidden"))
     return {
         "task": result.task,
         "metric": result.metric,
         "reported_on": reported_on(result),
-        "chosen": [(name, settings_text(choice.chosen, result)) for name, choice in chosen.items()],
-        "grid": _grid(result),
+        "chosen": [(name, _settings_text(choice.chosen, result, varied)) for name, choice in chosen.items()],
+        "grid": _grid(result, varied),
         "others": _other_metrics(chosen),
         "layer_weights": _layer_weights(chosen),
         "published": [(p.model, p.metric, show(p.score), p.split, p.source) for p in beside],
@@ -66,11 +67,9 @@ def reported_on(result: TaskResult) -> str:
     return str(result.first.get("reported_on", "test"))
 
 
-def settings_text(setting: Setting, result: TaskResult) -> str:
+def _settings_text(setting: Setting, result: TaskResult, varied: Sequence[str]) -> str:
     """Return the hyperparameters that differ within the task's grid; for a grid of one setting, all that matter."""
-    names = _varied(result) or [
-        name for name, value in setting.hyperparameters.items() if _matters(name, value, result)
-    ]
+    names = varied or [name for name, value in setting.hyperparameters.items() if _matters(name, value, result)]
     return ", ".join(_setting(name, setting.hyperparameters.get(name)) for name in names)
 
 
@@ -88,6 +87,7 @@ def _choices(result: TaskResult) -> list[tuple[str, Choice]]:
 
 
 def _varied(result: TaskResult) -> list[str]:
+    """Return the names of the hyperparameters that differ within the task's grid."""
     settings = [setting.hyperparameters for _, choice in _choices(result) for setting in choice.grid]
     names = dict.fromkeys(name for each in settings for name in each)
     return [name for name in names if any(each.get(name) != settings[0].get(name) for each in settings)]
@@ -99,15 +99,15 @@ def _matters(name: str, value: Any, result: TaskResult) -> bool:
     return value is not None and result.kind in SETTING_KINDS.get(name, (result.kind,))
 
 
-def _grid(result: TaskResult) -> list[tuple[str, ...]]:
+def _grid(result: TaskResult, varied: Sequence[str]) -> list[tuple[str, ...]]:
     """Return (initialization, settings, median development score, test scores, trials ok / failed, chosen) for each
     setting; nothing if there is only one."""
-    if not _varied(result):
+    if not varied:
         return []
     return [
         (
             name,
-            settings_text(setting, result),
+            _settings_text(setting, result, varied),
             show(setting.dev),
             spread(setting.values),
             f"{len(setting.rows)} / {setting.failed}",

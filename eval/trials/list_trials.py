@@ -1,14 +1,15 @@
 """Plans the trials of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from multihop.common.counter_rng import key_of
-from multihop.eval.config import MIN_SEQ_LEN, EvalConfig, Init, TrialSettings, settings_of
+from multihop.eval.config import MIN_SEQ_LEN, EvalConfig, Init, ReportOn, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest
 from multihop.eval.tasks.known_tasks import HELDOUT, TaskSource
-from multihop.eval.tasks.task import UNTRAINED, Example, Task
+from multihop.eval.tasks.task import UNTRAINED, Task
 from multihop.eval.trials.trial import Trial, describe_task
 from multihop.pretrain.models.families import FAMILIES
 
@@ -45,6 +46,10 @@ def plan_trials(
     for task_config, source in zip(config.tasks, tasks, strict=True):
         task = source.task
         untrained = task.kind in UNTRAINED
+        # A grid has thousands of settings, and a task hundreds of thousands of examples.
+        characters = cache(partial(_characters, task))
+        describe = cache(partial(describe_task, task))
+        test_fingerprint = evaluated.heldout_sha256 if task_config.name == HELDOUT else None
         shares = task_config.start_from is not None or task_config.name in sources
         assert weights_dir is not None or not shares
         for settings in settings_of(config, task_config, task.kind)[: 1 if untrained else None]:
@@ -52,8 +57,8 @@ def plan_trials(
             positions = min(each.model.max_positions for each in (evaluated, average_with) if each is not None)
             seq_len = min(settings.seq_len, max(MIN_SEQ_LEN, positions))
             settings = settings.model_copy(update={"seq_len": seq_len})
-            described = describe_task(task, settings, evaluated.heldout_sha256 if task_config.name == HELDOUT else None)
-            work = _work(task, settings)
+            described = describe(settings.report_on, test_fingerprint)
+            work = _work(settings, characters)
             if task.metric == "perplexity" and not FAMILIES[evaluated.model.family].causal:
                 work *= settings.seq_len  # a forward pass for each token
             for seed in config.seeds[: 1 if untrained else None]:
@@ -111,16 +116,27 @@ def _fields_of(averaged: ModelUnderTest, init: Init, seed: int) -> dict[str, Any
     }
 
 
-def _work(task: Task, settings: TrialSettings) -> float:
+def _work(settings: TrialSettings, characters: Callable[..., float]) -> float:
     """Estimate a trial's duration in characters read: forward and backward take three times as long as forward alone,
-    and a frozen model has no backward."""
-    train = _characters(task.train, settings.max_examples, settings.seq_len)
-    dev = _characters(task.dev, settings.max_dev_examples, settings.seq_len)
-    test = _characters(task.reported(settings.report_on)[0], None, settings.seq_len)
+    and a frozen model has no backward.
+
+    Args:
+        characters: `_characters` of the task.
+    """
+    train = characters("train", settings.max_examples, settings.seq_len)
+    dev = characters("dev", settings.max_dev_examples, settings.seq_len)
+    test = characters("reported", None, settings.seq_len, settings.report_on)
     return settings.epochs * ((1 if settings.features else 3) * train + dev) + test
 
 
-def _characters(examples: Sequence[Example], limit: int | None, seq_len: int) -> float:
+def _characters(
+    task: Task,
+    part: Literal["train", "dev", "reported"],
+    limit: int | None,
+    seq_len: int,
+    report_on: ReportOn = "half",
+) -> float:
+    examples = task.reported(report_on)[0] if part == "reported" else task.train if part == "train" else task.dev
     used = len(examples) if limit is None else min(limit, len(examples))
     longest = 5 * seq_len  # a token has four or five characters
     total = sum(min(longest, sum(map(len, example.texts))) for example in examples)

@@ -24,6 +24,8 @@ from multihop.eval.trials.trial import Trial, trial_key
 
 PLAN, RESULTS = "eval/plan.json", "eval/results.jsonl"
 """Paths within a run's directory."""
+_MOST_BYTES = 256 * 2**20
+"""Largest plan.json that is read: 70 bytes for each trial."""
 
 
 class EvaluationPlan(Record):
@@ -108,7 +110,7 @@ def read_plan(run_dir: Path) -> EvaluationPlan | None:
     """
     advice = "remove it and rerun `multihop eval`: trials with a row are not repeated"
     try:
-        return EvaluationPlan.model_validate(read_json_object(run_dir / PLAN, advice=advice))
+        return EvaluationPlan.model_validate(read_json_object(run_dir / PLAN, advice=advice, max_bytes=_MOST_BYTES))
     except FileNotFoundError:
         return None
     except ValidationError as error:

@@ -1,13 +1,15 @@
 """A trial, (task, model, settings, seed), and the key that identifies it. Its result is a row of results.jsonl."""
 
+import json
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from multihop.common.config import FINE_TUNING, ZERO_SHOT, Effect, select_by_effect
 from multihop.common.files import sha256_json
 from multihop.common.json_lines import Row
-from multihop.eval.config import Init, TrialSettings
+from multihop.eval.config import Init, ReportOn, TrialSettings
 from multihop.eval.tasks.known_tasks import task_name
 from multihop.eval.tasks.task import UNTRAINED, Kind, Task
 from multihop.pretrain.models.families import FAMILIES, parse_model_config
@@ -74,10 +76,11 @@ _KEY_VERSION = 2
 """Increased when the same trial gives another result or row than in earlier versions, so that it is run again."""
 
 
-def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | None = None) -> dict[str, Any]:
+def describe_task(task: Task, report_on: ReportOn, test_fingerprint: str | None = None) -> dict[str, Any]:
     """Return the fields of a row that describe its task.
 
     Args:
+        report_on: `TrialSettings.report_on`.
         test_fingerprint: replaces the task's own, for held-out text.
     """
     return {
@@ -89,7 +92,7 @@ def describe_task(task: Task, settings: TrialSettings, test_fingerprint: str | N
         "source": task.source,
         "notes": task.notes,
         "task_fingerprint": task.fingerprint,
-        "test_fingerprint": test_fingerprint or task.test_fingerprint(settings.report_on),
+        "test_fingerprint": test_fingerprint or task.test_fingerprint(report_on),
     }
 
 
@@ -100,14 +103,14 @@ def trial_key(trial: Trial) -> str:
 
 
 def _identity(trial: Trial) -> dict[str, Any]:
-    identity = {
+    identity: dict[str, Any] = {
         "rules": _KEY_VERSION,
         "task": trial.task_fingerprint,
         "hyperparameters": hyperparameters(trial),
         "seed": trial.seed,
         "init": trial.init,
         "checkpoint": trial.checkpoint_sha256,
-        "model": select_by_effect(parse_model_config(trial.model), _relevant_effects(trial)),
+        "model": _select_of_model(json.dumps(trial.model), _relevant_effects(trial)),
         "vocab_size": trial.vocab_size,  # a Hugging Face model may have more rows than its tokenizer has tokens
         "tokenizer": trial.tokenizer_sha256,
         "data_fingerprint": trial.data_fingerprint if trial.kind in UNTRAINED else None,
@@ -115,8 +118,8 @@ def _identity(trial: Trial) -> dict[str, Any]:
     if trial.start_from is not None:
         assert trial.source_key is not None, "multihop.eval.trials.start_from chooses it first"
         identity["source"] = trial.source_key
-    settings = TrialSettings.model_validate(trial.settings)
-    if settings.gradual_unfreezing and FAMILIES[trial.model["family"]].reads_one_way and trial.kind not in UNTRAINED:
+    gradual = identity["hyperparameters"].get("gradual_unfreezing", False)  # a trial that trains nothing has none
+    if gradual and FAMILIES[trial.model["family"]].reads_one_way:
         identity["template"] = "end of text"  # earlier versions added tokens: see `keeps_embeddings`
     if trial.average_with is not None:
         identity["average_with"] = _identity(replace(trial, **trial.average_with, average_with=None))
@@ -130,7 +133,18 @@ def weights_file(weights_dir: str, key: str) -> Path:
 
 def hyperparameters(trial: Trial) -> dict[str, Any]:
     """Return the settings that the result depends on."""
-    return select_by_effect(TrialSettings.model_validate(trial.settings), _relevant_effects(trial))
+    return dict(_select_of_settings(json.dumps(trial.settings), _relevant_effects(trial)))
+
+
+# Thousands of trials have the same model, and some the same settings: validating them takes longer than all else.
+@lru_cache(maxsize=4096)
+def _select_of_settings(text: str, effects: Effect) -> dict[str, Any]:
+    return select_by_effect(TrialSettings.model_validate(json.loads(text)), effects)
+
+
+@lru_cache(maxsize=16)
+def _select_of_model(text: str, effects: Effect) -> dict[str, Any]:
+    return select_by_effect(parse_model_config(json.loads(text)), effects)
 
 
 def trial_name(row: Row) -> str:

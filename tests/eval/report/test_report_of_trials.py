@@ -4,12 +4,15 @@ import re
 from pathlib import Path
 from xml.etree.ElementTree import fromstring
 
+import pytest
 from evaluation_plans import write_plan_for
 from markdown_it import MarkdownIt
 from reported_runs import RECIPE, predict, read_report, report_row, report_rows, reported_run
 
+from multihop.eval.report import task_section
 from multihop.eval.report.plots import learning_curves
 from multihop.eval.report.run_report import write_report
+from multihop.eval.statistics.verdict import TaskResult
 
 
 def test_it_says_which_tasks_weights_trials_started_from(tmp_path: Path) -> None:
@@ -189,6 +192,24 @@ def test_a_task_has_its_settings_grid_published_scores_pictures_and_errors(tmp_p
     before = html
     write_report(run)
     assert (run / "report.html").read_text() == before, "the same files give the same page"
+
+
+def test_a_larger_grid_is_searched_once_for_what_differs_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    search = task_section._varied
+
+    def counted(result: TaskResult) -> list[str]:
+        searched.append(result.task)
+        return search(result)
+
+    monkeypatch.setattr(task_section, "_varied", counted)
+    rows = [
+        {**report_row("bbc-topics", "pretrained", 0, 0.5), "hyperparameters": {"lr": number / 8}, "key": str(number)}
+        for number in range(1, 41)
+    ]
+    write_report(reported_run(tmp_path / "run", rows))
+    assert searched == ["bbc-topics"]
+    assert len(read_report(tmp_path / "run")[0].tables["grid"]) == 41
 
 
 def test_pictures_follow_the_page_and_stay_small(tmp_path: Path) -> None:

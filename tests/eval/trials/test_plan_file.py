@@ -18,7 +18,7 @@ from multihop.eval.report.run_report import write_report
 from multihop.eval.statistics.formatting import spread
 from multihop.eval.tasks.known_tasks import open_tasks
 from multihop.eval.trials.list_trials import plan_trials
-from multihop.eval.trials.plan_file import PLAN, RESULTS, make_plan, read_results, write_plan
+from multihop.eval.trials.plan_file import PLAN, RESULTS, EvaluationPlan, make_plan, read_plan, read_results, write_plan
 from multihop.eval.trials.start_from import next_wave
 from multihop.eval.trials.trial import Trial, failed_row
 from multihop.pretrain.models.families import parse_model_config
@@ -175,3 +175,10 @@ def test_a_rate_that_is_listed_twice_makes_no_second_seed(tmp_path: Path, bert_d
     assert [(row["init"], row["seed"]) for row in read_results(run).rows] == [
         ("pretrained", 0), ("random", 0), ("pretrained", 1), ("random", 1)
     ]  # fmt: skip
+
+
+def test_a_plan_of_many_trials_is_read_again(tmp_path: Path) -> None:
+    keys = [f"{number:064x}" for number in range(150_000)]
+    plan = EvaluationPlan(trials=keys[::2], earlier=keys[1::2], examples=None, section={})
+    write_plan(tmp_path, plan)
+    assert read_plan(tmp_path) == plan

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.config import EvalConfig, TaskConfig, TrialSettings, settings_of
 from multihop.eval.model.model_under_test import ModelUnderTest, of_parent, of_run
 from multihop.eval.tasks.known_tasks import load_task, open_tasks
+from multihop.eval.tasks.task import Task
+from multihop.eval.trials import trial as trial_module
 from multihop.eval.trials.list_trials import plan_trials
 from multihop.eval.trials.run_trial import run_trial
 from multihop.eval.trials.trial import Trial, failed_row, trial_key
@@ -144,6 +147,37 @@ def test_the_plan_is_tasks_by_seeds_by_initial_weights(bert: ModelConfig, bert_d
     for trial in trials:
         given_a_checkpoint = (trial.checkpoint_dir, trial.checkpoint_sha256, trial.checkpoint_step)
         assert given_a_checkpoint == ((str(tmp_path), "c", 7) if trial.init == "pretrained" else (None, None, None))
+
+
+def test_more_settings_and_seeds_read_no_examples_and_validate_no_section_again(
+    bert: ModelConfig, bert_data: Path, bbc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def counted(*arguments: Any) -> Any:
+            calls[name] += 1
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(Task, "reported")
+    count(trial_module, "select_by_effect")
+
+    def calls_of(rates: int, seeds: int) -> Counter[str]:
+        calls.clear()
+        content = {"tasks": ["bbc-topics"], "lr": [(1 + i) / 12345 for i in range(rates)], "seeds": range(seeds)}
+        trials = _plan(EvalConfig.model_validate(content), bert, (str(bbc), "c"), bert_data)
+        assert len({trial_key(trial) for trial in trials}) == 2 * rates * seeds
+        return Counter(calls)
+
+    first = calls_of(2, 2)
+    assert first["reported"] > 0
+    more = calls_of(20, 30)
+    assert more["reported"] == first["reported"], "the examples of a task are counted and hashed once"
+    assert 18 <= more["select_by_effect"] <= 20, "once for each new setting, whatever the seeds"
 
 
 def test_random_trials_stay_the_same_under_another_checkpoint(bert: ModelConfig, bert_data: Path, bbc: Path) -> None:
