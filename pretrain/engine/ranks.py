@@ -19,6 +19,9 @@ from multihop.pretrain.engine.rendezvous import Listener, Store, on_one_host, pu
 
 SYNC_INTERVAL_S = 5.0
 """Seconds between two collectives of a rank that works for longer: the process group times out after minutes."""
+GLOO_AT_SCALE = ("GLOO_ENABLE_STORE_V2_API", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER")
+"""Variables with which gloo gets the addresses of all ranks in one request, and publishes one address for each rank
+instead of one for each pair: 1,024 ranks would make two million requests, for nine gigabytes."""
 _recent: deque[Tensor] = deque(maxlen=64)
 """Tensors of the latest collectives. If gloo held the last reference to one, a thread of gloo would release it and take
 locks of the interpreter at any moment, and a process that is forked at that moment would never start."""
@@ -134,6 +137,8 @@ def join_process_group(run_dir: Path | None = None) -> Ranks:
         torch.cuda.set_device(device)
     if on_one_host() and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other host needs to reach it
+    for name in GLOO_AT_SCALE:
+        os.environ.setdefault(name, "1")
     endpoint, endpoint_file = resolve_endpoint(run_dir, rank), None
     if rank == 0:
         endpoint = Listener(endpoint).endpoint

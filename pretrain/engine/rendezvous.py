@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +198,22 @@ class Listener:
                 request = json.loads(_receive(connection, _MAX_MESSAGE_BYTES))
                 _send(connection, json.dumps(self._handle(*request)).encode())
 
-    def _handle(self, method: str, key: str, *values: Any) -> Any:
+    def _handle(self, method: str, key: Any, *values: Any) -> Any:
+        """Answer a request; `key` is a list of keys for "get" (None if one has no value) and "leading" (the number of
+        keys before the first that has no value)."""
         with self._lock:
             match method, values:
                 case "set", (str(value),):
                     self._values[key] = base64.b64decode(value)
                     return None
                 case "get", ():
-                    return base64.b64encode(self._values[key]).decode() if key in self._values else None
+                    is_complete = all(each in self._values for each in key)
+                    return [_base64(self._values[each]) for each in key] if is_complete else None
+                case "leading", ():
+                    return sum(1 for _ in takewhile(self._values.__contains__, key))
+                case "append", (str(value),):
+                    self._values[key] = self._values.get(key, b"") + base64.b64decode(value)
+                    return None
                 case "add", (int(amount),):
                     total = int(self._values.get(key, b"0")) + amount
                     self._values[key] = str(total).encode()
@@ -254,8 +263,26 @@ class Store(dist.Store):
 
     def get(self, key: str) -> bytes:
         """Wait until the key has a value, and return it."""
-        self.wait([key])
-        return base64.b64decode(self._request("get", key))
+        return self.multi_get([key])[0]
+
+    def has_extended_api(self) -> bool:
+        """Whether `multi_get`, `multi_set` and `append` exist."""
+        return True
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait until all keys have values, and return them; a rank gets the addresses of all others in one request."""
+        while (values := self._request("get", keys)) is None:
+            self.wait(keys)
+        return [base64.b64decode(value) for value in values]
+
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """Set the value of each key."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to a value, which is empty at first."""
+        self._request("append", key, _base64(value))
 
     def add(self, key: str, amount: int) -> int:
         """Add `amount` to the number at `key`, which starts at 0; returns the sum."""
@@ -276,7 +303,7 @@ class Store(dist.Store):
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values."""
-        return all(self._request("get", key) is not None for key in keys)
+        return bool(self._request("leading", keys) == len(keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values.
@@ -285,12 +312,14 @@ class Store(dist.Store):
             dist.DistStoreError: They were not set in time.
         """
         limit = timeout or self.timeout
-        deadline, pause = time.monotonic() + limit.total_seconds(), _POLL_S
-        while not self.check(keys):
-            if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"no other rank has set {', '.join(keys)} within {limit}")
-            time.sleep(pause)
-            pause = min(2 * pause, _MAX_POLL_S)
+        deadline, pause, left = time.monotonic() + limit.total_seconds(), _POLL_S, keys
+        while left := left[self._request("leading", left) :]:
+            # Until a rank has joined, all others ask for its key again and again, and not for those of all ranks.
+            while not self.check(left[:1]):
+                if time.monotonic() > deadline:
+                    raise dist.DistStoreError(f"no other rank has set {left[0]} within {limit}")
+                time.sleep(pause)
+                pause = min(2 * pause, _MAX_POLL_S)
 
 
 def _base64(value: str | bytes) -> str:

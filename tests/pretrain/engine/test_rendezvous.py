@@ -8,17 +8,21 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multihop.common.errors import UserError
+from multihop.pretrain.engine.ranks import GLOO_AT_SCALE
 from multihop.pretrain.engine.rendezvous import SECRET, Endpoint, Listener, Store, publish_endpoint, resolve_endpoint
 
 PATIENCE = timedelta(seconds=20)
@@ -108,6 +112,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("compare_set"), KEYS, VALUES.map(str), VALUES.map(str)),
     st.tuples(st.just("delete_key"), KEYS),
     st.tuples(st.just("check"), st.lists(KEYS, min_size=1)),
+    st.tuples(st.just("multi_set"), st.just(["d", "e"]), st.tuples(VALUES, VALUES).map(list)),
+    st.tuples(st.just("multi_get"), st.lists(st.sampled_from("de"), min_size=1)),
+    st.tuples(st.just("append"), st.just("d"), VALUES),
     st.tuples(st.just("num_keys")),
 )
 
@@ -116,8 +123,48 @@ OPERATIONS = st.one_of(
 def test_it_does_what_torchs_own_store_does(operations: list[tuple]) -> None:
     listener, reference = Listener(Endpoint("127.0.0.1", 0, b"secret")), dist.HashStore()
     store = Store(listener.endpoint, PATIENCE)
+    for each in (store, reference):
+        each.multi_set(["d", "e"], [b"", b"1"])
     for name, *arguments in operations:
         assert getattr(store, name)(*arguments) == getattr(reference, name)(*arguments), (name, arguments)
+    listener.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 12])
+def test_gloo_gets_the_addresses_of_all_ranks_in_a_few_requests(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GLOO_AT_SCALE:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    listener = Listener(Endpoint("127.0.0.1", 0, secrets.token_bytes(32)))
+    requests: Counter[str] = Counter()
+    handle = listener._handle
+
+    def counted(method: str, key: object, *values: object) -> object:
+        if key != ["all ranks listen"]:  # until then they ask again and again
+            requests[method] += 1
+        return handle(method, key, *values)
+
+    monkeypatch.setattr(listener, "_handle", counted)
+
+    class Joined(Store):
+        """Gets the addresses once all ranks have published theirs."""
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            if len(keys) == ranks and self.add("listening", 1) == ranks:
+                self.set("all ranks listen", b"")
+            super().wait(["all ranks listen"])
+            return super().multi_get(keys)
+
+    def join(rank: int) -> dist.ProcessGroupGloo:
+        return dist.ProcessGroupGloo(Joined(listener.endpoint, PATIENCE), rank, ranks, PATIENCE)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        groups = list(pool.map(join, range(ranks)))
+        tensors = [torch.tensor([float(rank)]) for rank in range(ranks)]
+        for work in [group.allreduce([tensor]) for group, tensor in zip(groups, tensors, strict=True)]:
+            work.wait()
+    assert {tensor.item() for tensor in tensors} == {sum(range(ranks))}
+    assert requests["get"] == ranks and requests["leading"] == 0, requests
     listener.close()
 
 
