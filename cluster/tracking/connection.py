@@ -65,11 +65,22 @@ def connect(uri: str) -> "MlflowClient":
     return MlflowClient(tracking_uri=uri)
 
 
+class _Call(threading.Thread):
+    """A thread that runs `call_with_timeout`'s call."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__(target=call, daemon=True, name="mlflow")
+        self.answered_at = time.monotonic()
+
+
 def call_with_timeout(call: Callable[[], _Result]) -> _Result:
     """Run `call` in a thread, and return or raise what it does. A thread that does not end in time is abandoned.
 
+    A call of many requests, which notes each answer (`note_answer`), may take as long as they do: what a long run lacks
+    in MLflow takes minutes.
+
     Raises:
-        TimeoutError: the call did not end within `TIMEOUT_S` seconds.
+        TimeoutError: the call did not end within `TIMEOUT_S` seconds, nor within as many after an answer.
     """
     results: list[_Result] = []
     errors: list[Exception] = []
@@ -80,14 +91,22 @@ def call_with_timeout(call: Callable[[], _Result]) -> _Result:
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=attempt, daemon=True, name="mlflow")
+    thread = _Call(attempt)
     thread.start()
-    thread.join(TIMEOUT_S)
+    while thread.is_alive() and (left := thread.answered_at + TIMEOUT_S - time.monotonic()) > 0:
+        thread.join(left)
     for error in errors:
         raise error
     if not results:
         raise TimeoutError(f"no answer within {TIMEOUT_S:.0f} seconds")
     return results[0]
+
+
+def note_answer() -> None:
+    """Start the time limit of the present `call_with_timeout` again: MLflow has answered one of its requests."""
+    thread = threading.current_thread()
+    if isinstance(thread, _Call):
+        thread.answered_at = time.monotonic()
 
 
 def check_access(uri: str) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from multihop.cluster.tracking.connection import artifact_location
+from multihop.cluster.tracking.connection import artifact_location, note_answer
 from multihop.common.errors import UserError
 from multihop.common.json_lines import Row
 from multihop.eval.trials.trial import trial_name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TOKEN_TAG, TRIAL_TAG, PARENT_TAG = "multihop.token", "multihop.trial_key", "mlflow.parentRunId"
 PLANNED_TAG = "multihop.planned"
-"""Tag of a trial: whether it is in the plan of the last evaluation, so that reports show it."""
+"""Tag of a trial: whether it is in the plan of the last evaluation, so that reports show it; "true" while that runs."""
 _TRIAL_PARAMS = (
     *("task", "kind", "metric", "init", "start_from", "seed", "checkpoint_step", "hyperparameters"),
     *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256", "average_with_sha256"),
@@ -60,6 +60,7 @@ def search(client: "MlflowClient", experiment: str, tag: str, value: str) -> "It
     page = None
     while True:
         runs = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", page_token=page)
+        note_answer()
         yield from runs
         page = runs.token
         if not page:
@@ -117,6 +118,7 @@ def log_points(client: "MlflowClient", run_id: str, points: "list[Metric]") -> N
     """Log metric points in order. MLflow stores a point again if its time differs."""
     for start in range(0, len(points), _METRICS_A_CALL):
         client.log_batch(run_id, metrics=points[start : start + _METRICS_A_CALL])
+        note_answer()
 
 
 def steps_of(client: "MlflowClient", run_id: str) -> dict[str, set[int]]:
@@ -163,7 +165,7 @@ def log_trial(
         begun: the nested run if an earlier start logged part of it.
     """
     name = trial_name(row)
-    tags = {PARENT_TAG: parent, TRIAL_TAG: row["key"], "task": row["task"], "init": row["init"]}
+    tags = {PARENT_TAG: parent, TRIAL_TAG: row["key"], PLANNED_TAG: "true", "task": row["task"], "init": row["init"]}
     now = round(time.time() * 1000)
     started = now - round(1000 * row["seconds"])
     run = begun or client.create_run(experiment, start_time=started, tags=tags, run_name=name)
@@ -184,6 +186,7 @@ def log_trial(
         ]
     log_points(client, run_id, points)
     client.set_terminated(run_id, "FINISHED" if row["status"] == "ok" else "FAILED", end_time=now)
+    note_answer()
 
 
 def tag_planned(client: "MlflowClient", experiment: str, parent: str, keys: Collection[str]) -> None:
@@ -192,6 +195,7 @@ def tag_planned(client: "MlflowClient", experiment: str, parent: str, keys: Coll
         planned = "true" if run.data.tags.get(TRIAL_TAG) in keys else "false"
         if run.data.tags.get(PLANNED_TAG) != planned:
             client.set_tag(run.info.run_id, PLANNED_TAG, planned)
+            note_answer()
 
 
 def is_number(value: Any) -> bool:

@@ -49,3 +49,26 @@ def test_results_and_exceptions_are_passed_on() -> None:
     assert connection.call_with_timeout(lambda: time.sleep(0.01)) is None
     with pytest.raises(KeyError):
         connection.call_with_timeout(lambda: {}["nothing"])
+
+
+def test_a_call_of_many_requests_takes_as_long_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TIMEOUT_S", 1.0)
+    answers: list[int] = []
+
+    def ask() -> str:
+        for number in range(15):
+            time.sleep(0.1)
+            answers.append(number)
+            connection.note_answer()
+        return "all"
+
+    assert connection.call_with_timeout(ask) == "all" and len(answers) == 15
+
+    def hang() -> None:
+        connection.note_answer()
+        ended.wait()
+
+    ended = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer within 1 seconds"):
+        connection.call_with_timeout(hang)
+    ended.set()

@@ -67,6 +67,7 @@ def test_trials_are_tagged_with_whether_the_last_evaluation_planned_them(run_dir
     def asked() -> dict[str, str]:
         return {key: run.data.tags["multihop.planned"] for key, run in trials_of(client, tracker.run_id).items()}
 
+    assert asked() == {"k1": "true", "k2": "true"}, "an evaluation logs trials of its plan, and need not tag them again"
     tracker.tag_planned_trials(["k1", "k2"])
     assert asked() == {"k1": "true", "k2": "true"}
     tracker.tag_planned_trials(["k2"])
