@@ -9,7 +9,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from multihop.common.errors import UserError
@@ -109,12 +109,15 @@ class JournalReader:
             OSError: the store cannot be read; nothing is lost, it is read with the next call.
         """
         remote = remote or self._remote
-        names = {name: _Segment.of(name) for name in remote.names()}
-        merged = [segment for segment in names.values() if segment.last > segment.first]
-        for name, segment in sorted(names.items(), key=lambda item: item[1]):
-            if any(other is not segment and other.covers(segment) for other in merged):
-                remote.remove(name)  # left by a reader that was killed
-            elif name not in self._seen:
+        read_to: dict[tuple[int, str], int] = {}
+        """Number of the last segment of each writer and file that was passed."""
+        for segment in sorted(map(_Segment.of, remote.names())):
+            name, writer = segment.name, (segment.launch, segment.file)
+            if segment.last <= read_to.get(writer, -1):
+                remote.remove(name)  # part of a merged one, left by a reader that was killed
+                continue
+            read_to[writer] = segment.last
+            if name not in self._seen:
                 data = remote.read_bytes(name, _MAX_SEGMENT_BYTES)
                 assert len(data) <= _MAX_SEGMENT_BYTES, name
                 segment.offset, segment.length = append_bytes(self._folder / segment.file, data), len(data)
@@ -143,18 +146,23 @@ class JournalReader:
         segments.clear()
 
 
-@dataclass(order=True)
+@dataclass
 class _Segment:
-    """An object with rows of one file: what a writer wrote at once, or many of these."""
+    """An object with rows of one file: what a writer wrote at once, or many of these. Segments are in the order of
+    their rows; a merged one is before those that it is made of."""
 
     launch: int
     first: int
     last: int
     file: str
-    offset: int = field(default=0, compare=False)
+    offset: int = 0
     """Offset of its rows in the reader's file."""
-    length: int = field(default=0, compare=False)
+    length: int = 0
     """Bytes of its rows."""
+
+    def __lt__(self, other: "_Segment") -> bool:
+        mine, its = ((each.launch, each.first, -each.last, each.file) for each in (self, other))
+        return mine < its
 
     @property
     def name(self) -> str:
@@ -168,10 +176,6 @@ class _Segment:
             raise UserError(f"{name} is not a segment of a journal; remove it from the run's directory `journal`")
         first = int(match["first"])
         return cls(int(match["launch"]), first, int(match["last"] or first), match["file"])
-
-    def covers(self, other: "_Segment") -> bool:
-        same = (self.launch, self.file) == (other.launch, other.file)
-        return same and self.first <= other.first and other.last <= self.last
 
 
 def _end(path: Path) -> int:

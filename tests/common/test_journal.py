@@ -5,6 +5,7 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
+from cProfile import Profile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,23 @@ def test_segments_that_a_killed_reader_left_beside_their_merger_are_read_once(tm
         (remote / name).write_bytes(content)
     JournalReader(open_folder(str(remote)), tmp_path, NAMES).read()
     assert (tmp_path / NAMES[0]).read_text() == "0\n1\n2\n3\n" and len(list(remote.iterdir())) == 1
+
+
+def test_a_poll_of_a_long_journal_does_not_compare_each_segment_with_each(tmp_path: Path) -> None:
+    def calls_of_a_poll(merged: int) -> int:
+        remote, local = tmp_path / f"remote{merged}", tmp_path / f"local{merged}"
+        remote.mkdir()
+        local.mkdir()
+        for first in range(0, 10 * merged, 10):
+            (remote / f"00000001-{first:08d}_{first + 9:08d}.metrics.jsonl").write_text("{}\n" * 10)
+        reader = JournalReader(open_folder(str(remote)), local, NAMES)
+        reader.read()
+        assert (local / "metrics.jsonl").read_text() == "{}\n" * 10 * merged
+        profile = Profile()
+        profile.runcall(reader.read)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls_of_a_poll(160) < 20 * calls_of_a_poll(16)
 
 
 def test_a_full_disk_leaves_no_part_of_a_segment(tmp_path: Path) -> None:
