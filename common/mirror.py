@@ -131,7 +131,7 @@ def _fetch_file(remote: Folder, path: Path, entry: dict[str, Any]) -> None:
 
 def _seen(local: Path) -> dict[str, Any]:
     try:
-        return read_json_object(local / FETCHED)
+        return read_json_object(local / FETCHED, max_bytes=_MOST_BYTES)
     except (FileNotFoundError, ValueError):
         return {}
 

@@ -18,6 +18,9 @@ from multihop.common.files import open_regular
 from multihop.data_prep.dataset.manifest import Manifest, Shard, read_data_manifest
 
 SHARD_BYTES = 256 * 2**20
+MAX_MAPPED = 2**12
+"""Shards of a split that are mapped at a time, a terabyte. Linux allows a process 65,530 mappings by default
+(vm.max_map_count), and mapping 100,000 shards takes half a minute."""
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
@@ -150,7 +153,8 @@ class Documents:
             paths: the shards, in order.
             expected: number of documents and tokens of each shard; None: any numbers.
             await_shard: waits until a shard is on the disk. It is called before a shard is mapped, when it is first
-                read; shards that were removed are unmapped then. None: all shards exist, and are mapped now.
+                read; shards that were removed are unmapped then. None: all shards exist. They are mapped now, or when
+                they are first read if there are more than `MAX_MAPPED`.
 
         Raises:
             UserError: a shard is damaged, or not as expected.
@@ -158,7 +162,7 @@ class Documents:
         assert expected is not None or await_shard is None
         self._paths, self._expected, self._await_shard = paths, expected, await_shard
         self._mapped: dict[int, _MappedShard] = {}
-        if await_shard is None:
+        if expected is None or (await_shard is None and len(paths) <= MAX_MAPPED):
             self._mapped = {number: self._map(number) for number in range(len(paths))}
             expected = [shard.size for shard in self._mapped.values()]
         assert expected is not None
@@ -251,10 +255,12 @@ class Documents:
 
     def _shard(self, number: int) -> _MappedShard:
         if number not in self._mapped:
-            assert self._await_shard is not None
-            for other in [other for other in self._mapped if not self._paths[other].exists()]:
-                del self._mapped[other]  # its disk space is free only then
-            self._await_shard(self._paths[number])
+            if self._await_shard is not None:
+                for other in [other for other in self._mapped if not self._paths[other].exists()]:
+                    del self._mapped[other]  # its disk space is free only then
+                self._await_shard(self._paths[number])
+            while len(self._mapped) >= MAX_MAPPED:
+                del self._mapped[next(iter(self._mapped))]  # arrays of it that are in use keep the mapping
             self._mapped[number] = self._map(number)
         return self._mapped[number]
 
@@ -272,9 +278,12 @@ class Documents:
         """Return one value for each document, given a function that reads those of a shard."""
         start, stop = self._rows.start, self._rows.stop
         first, last = bisect_right(self.shard_starts, start) - 1, bisect_left(self.shard_starts, stop)
-        parts = [read(self._shard(number)) for number in range(first, last)] if start < stop else []
-        before = self.shard_starts[first]
-        return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)[start - before : stop - before]
+        values = np.empty(stop - start, dtype)
+        for number in range(first, last) if start < stop else ():
+            begin, end = self.shard_starts[number : number + 2]
+            low, high = max(start, begin), min(stop, end)
+            values[low - start : high - start] = read(self._shard(number))[low - begin : high - begin]
+        return values
 
     def _find(self, i: int) -> tuple[_MappedShard, int]:
         if not 0 <= i < len(self._rows):
@@ -294,7 +303,8 @@ class TokenDataset:
 
 
 def open_dataset(folder: str | Path, await_shard: Callable[[Path], None] | None = None) -> TokenDataset:
-    """Map the data set in `folder`: reads the manifest, and size and footer of each shard, but no tokens.
+    """Map the data set in `folder`: reads the manifest and the size of each shard, but no tokens. The footers of more
+    than `MAX_MAPPED` shards are read only with their documents.
 
     `verify_dataset` hashes the files; a start of a run does so for those that changed, before its ranks call this.
 

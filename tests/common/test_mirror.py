@@ -1,13 +1,14 @@
 """Folders that are copied to a store and fetched from it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from s3_endpoint import S3
 
 from multihop.common.errors import UserError
-from multihop.common.mirror import LISTING, fetch, is_pushed, push
+from multihop.common.mirror import FETCHED, LISTING, fetch, is_pushed, push
 from multihop.common.storage import open_folder
 
 
@@ -36,6 +37,20 @@ def test_what_was_pushed_is_fetched_once(folder: Path, location: str, tmp_path: 
     (copy / "a.txt").write_bytes(b"SMALL")
     fetch(remote, copy)
     assert (copy / "a.txt").read_bytes() == b"small" and (copy / "b.bin").stat().st_mtime_ns == before
+
+
+def test_files_of_100_000_that_did_not_change_are_not_read_again(folder: Path, tmp_path: Path) -> None:
+    remote, copy = open_folder(f"{tmp_path}/remote"), tmp_path / "copy"
+    push(folder, remote)
+    fetch(remote, copy)
+    fetched = json.loads((copy / FETCHED).read_bytes())
+    others = {f"train-{number:05d}.arrow": fetched["a.txt"] for number in range(100_000)}
+    (copy / FETCHED).write_text(json.dumps({**others, **fetched}))
+    status = (copy / "a.txt").stat()
+    (copy / "a.txt").write_bytes(b"SMALL")  # unnoticed, with the size and the time of the file that was fetched
+    os.utime(copy / "a.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    fetch(remote, copy)
+    assert (copy / "a.txt").read_bytes() == b"SMALL"
 
 
 def test_requests_that_fail_are_repeated(folder: Path, bucket: str, s3: S3, tmp_path: Path) -> None:

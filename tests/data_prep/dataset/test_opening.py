@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from many_shards import prepare_many_shards
 from prepared_data import bytes_of
 
 from multihop.common.errors import UserError
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
+from multihop.data_prep.dataset import shards
 from multihop.data_prep.dataset.shards import Documents, open_dataset
 from multihop.data_prep.dataset.verify import verify_dataset
 from multihop.data_prep.pipeline.prepare import prepare
@@ -99,3 +101,26 @@ def test_a_reader_between_two_data_sets_gets_an_error(tmp_path, data, tok, monke
     monkeypatch.setattr(Documents, "__init__", replaced_meanwhile)
     with pytest.raises(UserError, match=r"replaced by another data set while it was opened|is damaged|has .* bytes"):
         open_dataset(out)
+
+
+def test_a_data_set_of_many_shards_has_few_of_them_mapped_at_a_time(tmp_path, data, tok, monkeypatch):
+    """Linux allows a process 65,530 mappings by default, fewer than a data set may have shards."""
+    prepare_many_shards(data, tok, tmp_path / "out")
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{tmp_path}/out/train-")
+
+    documents = open_dataset(tmp_path / "out").train
+    every = range(len(documents))
+    tokens, names = [documents.tokens(i).tolist() for i in every], ("lengths", "ids", "sources")
+    columns = [getattr(documents, name).tolist() for name in names]
+    del documents
+    assert mapped() == 0
+    monkeypatch.setattr(shards, "MAX_MAPPED", 3)
+    documents = open_dataset(tmp_path / "out").train
+    assert len(documents.shard_starts) > 5 and mapped() == 0
+    first = documents.tokens(0)
+    for i in [*every, *reversed(every)]:
+        assert documents.tokens(i).tolist() == tokens[i] and mapped() <= 4  # one more for `first`
+    assert [getattr(documents, name).tolist() for name in names] == columns and mapped() <= 4
+    assert first.tolist() == tokens[0]
