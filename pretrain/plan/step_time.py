@@ -1,6 +1,7 @@
 """The time of operations on a GPU, from their sizes: of computing, of moving bytes, and of their launches."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,19 @@ class StepTime:
     """Share of the communication that is hidden behind computing, as long as that takes."""
 
     @property
+    def largest(self) -> str:
+        """The part that takes the longest; of the communication only what is not hidden counts."""
+        computing = max(self.products + self.attention + self.memory, self.launches)
+        parts = {
+            "products": self.products,
+            "attention": self.attention,
+            "memory bandwidth": self.memory,
+            "communication": self.communication - min(self.overlap * self.communication, computing),
+            "launches": max(0.0, self.launches - self.products - self.attention - self.memory),
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    @property
     def total(self) -> float:
         """Seconds of all."""
         computing = max(self.products + self.attention + self.memory, self.launches)
@@ -109,6 +123,12 @@ def step_seconds(
     )
     passes = (micro_batches - 1) * first + last
     return fullness * passes + time_of(trace.update, gpu, bus_bandwidth, efficiency).total
+
+
+def step_operations(trace: RankTrace, micro_batches: int) -> Counter[Operation]:
+    """The operations of a step with a number of micro-batches, of which the trace has one or two."""
+    repeated = Counter({each: (micro_batches - 1) * count for each, count in trace.micro_batches[0].items()})
+    return repeated + trace.micro_batches[-1] + trace.update
 
 
 def _tiled_flops(product: Operation, multiprocessors: int) -> float:

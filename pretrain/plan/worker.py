@@ -17,16 +17,16 @@ from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
-from multihop.pretrain.plan.step_time import efficiency_of, step_seconds
+from multihop.pretrain.plan.step_time import efficiency_of, step_operations, step_seconds, time_of
 from multihop.pretrain.run.throughput import step_flops
 
 
 def main() -> None:
     """Answer the request.
 
-    It has `recipe`, the sections of `TrainingConfig`; `settings`, a list of changes of its `engine` section;
-    `prepared`, the directories of prepared data and its indexes, or None; and `world_size`, `vocabularies`, `gpu` (the
-    fields of `Gpu`), `limit_bytes` and `bus_bandwidth`.
+    It has `recipe`, the sections of `TrainingConfig`; `settings`, each with `world_size`, `bus_bandwidth` and `engine`,
+    which are changes of that section; `prepared`, the directories of prepared data and its indexes, or None; and
+    `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`.
     """
     request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
@@ -37,18 +37,20 @@ def main() -> None:
         data, index = map(Path, request["prepared"])
         prepared = data, index
     for settings in request["settings"]:
-        recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **settings}}
+        engine, world_size = settings["engine"], settings["world_size"]
+        recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **engine}}
         config = TrainingConfig.model_validate(recipe)
         for phase in range(len(config.phases)):
-            plan = RankPlan(config, phase, request["world_size"], vocabularies, prepared=prepared)
-            answer = {"phase": phase, **settings, **_answer(plan, request)}
+            plan = RankPlan(config, phase, world_size, vocabularies, prepared=prepared)
+            answer = {"gpus": world_size, "phase": phase, **engine, **_answer(plan, request, settings["bus_bandwidth"])}
             print(json.dumps(answer), file=answers, flush=True)
 
 
-def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
-    mean, bandwidth = fit.mean_tokens / fit.batch.tokens, request["bus_bandwidth"]
-    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, bandwidth, efficiency_of(plan.config.engine), mean)
+    mean, efficiency = fit.mean_tokens / fit.batch.tokens, efficiency_of(plan.config.engine)
+    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, bus_bandwidth, efficiency, mean)
+    step = time_of(step_operations(fit.trace, fit.micro_batches), gpu, bus_bandwidth, efficiency)
     model = build_model_on_meta(plan.config.model, *request["vocabularies"])
     batches = global_samples(phase) / max(1, fit.micro_batch_size)
     flops = mean * step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
@@ -60,6 +62,7 @@ def _answer(plan: RankPlan, request: dict[str, Any]) -> dict[str, Any]:
         "peaks": fit.trace.peaks,
         "peak_bytes": fit.trace.peak,
         "step_s": seconds,
+        "limited_by": step.largest,
         "steps": phase.steps,
         "tokens_per_s": fit.mean_tokens * batches / seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

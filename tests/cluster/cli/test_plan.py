@@ -68,6 +68,19 @@ def test_all_stages_the_cheapest_that_fits_first(recipe: Path) -> None:
     assert hours == sorted(hours) and all(row["micro_batch_size"] == 8 for row in plans)
 
 
+def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: Path, tmp_path: Path) -> None:
+    one_phase = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
+    picture = tmp_path / "plans.png"
+    arguments = ["--gpus", "2,8", "--nodes", "2", "--network", "1", "--picture", str(picture), one_phase]
+    plans = plan(recipe, *arguments)["plans"]
+    assert {row["gpus"] for row in plans} == {2, 8}
+    hours = [row["gpus"] * row["hours"] for row in plans]
+    assert hours == sorted(hours)
+    slow = next(row for row in plans if row["gpus"] == 8)  # in two nodes with a slow network between them
+    assert slow["limited_by"] == "communication"
+    assert picture.stat().st_size > 0
+
+
 def test_what_does_not_fit_says_so(recipe: Path) -> None:
     result = CliRunner().invoke(
         app,
@@ -84,6 +97,7 @@ def test_what_does_not_fit_says_so(recipe: Path) -> None:
         catch_exceptions=False,
     )
     assert result.exit_code == 0 and "does not fit" in result.stdout
+    assert "of 1 GB without any sample" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -93,6 +107,8 @@ def test_what_does_not_fit_says_so(recipe: Path) -> None:
         (["--gpus", "8", "--nodes", "2"], "--network GBIT"),
         (["--gpus", "9", "--nodes", "2", "--network", "400"], "--gpus=9 cannot be divided among --nodes=2"),
         (["--gpus", "128"], "more GPUs than samples"),
+        (["--gpus", "some"], "--gpus=some is no number of GPUs"),
+        (["--gpus", "0"], "--gpus=0 is no number of GPUs"),
     ],
 )
 def test_mistakes(recipe: Path, arguments: list[str], complaint: str) -> None:

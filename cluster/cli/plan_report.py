@@ -1,0 +1,143 @@
+"""What `multihop plan` shows: a table, a picture, and the same run on nodes that fail."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GB = 1e9
+SETTINGS = ("gpus", "zero_stage", "activation_checkpointing", "offload", "compile")
+"""The keys of a plan that distinguish settings; a setting has a plan for each phase."""
+_STATE_BYTES = 12
+"""Bytes of a checkpoint for each parameter: weight and two moments in fp32."""
+_COPY_BYTES_PER_S = 20e9
+"""Rate at which a rank copies what it saves into the host's memory. An assumption."""
+_DETECT_S, _RESTART_S = 10.0, 60.0
+"""From a failure to the end of the ranks, and from there to the first step, without reading the checkpoint. These are
+assumptions; bench/recovery.py measured 9.9 s and 8 s on two hosts."""
+_SIMULATED = 50
+"""Simulated runs."""
+_PERCENTILES = (10, 50, 90)
+_FEWEST_FAILURES = 0.01
+"""Below this expected number the failures of a run are not worth a line."""
+
+
+def cheapest_first(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The phases of each setting together: those of which all fit first, those with the fewest GPU hours first."""
+
+    def rank(plan: dict[str, Any]) -> tuple[bool, float]:
+        same = [other for other in plans if _setting(other) == _setting(plan)]
+        hours = sum(other["hours"] * other["gpus"] for other in same)
+        return not all(other["micro_batch_size"] for other in same), hours
+
+    return sorted(plans, key=rank)
+
+
+def with_failures(
+    plans: list[dict[str, Any]], nodes: int, failures: float, store_bytes_per_s: float
+) -> dict[str, Any] | None:
+    """The first setting on nodes that fail; None if it does not fit, or nothing fails.
+
+    Args:
+        failures: Failures of a thousand nodes in a day.
+        store_bytes_per_s: Rate at which all ranks together write a checkpoint.
+    """
+    import numpy as np
+
+    from multihop.pretrain.plan.goodput import Nodes, Recovery, daly_interval, simulate
+
+    chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
+    if failures == 0 or not all(plan["micro_batch_size"] for plan in chosen):
+        return None
+    work_s = 3600 * sum(plan["hours"] for plan in chosen)
+    size = _STATE_BYTES * plans[0]["parameters"]
+    cluster = Nodes(nodes, failures / 1000)
+    save_s = size / store_bytes_per_s
+    pause_s = size / plans[0]["gpus"] / _COPY_BYTES_PER_S
+    interval = max(daly_interval(pause_s, 86_400_000 / (nodes * failures)), save_s)  # a save at a time
+    recovery = Recovery(interval, pause_s, save_s, _DETECT_S, _RESTART_S + save_s)
+    outcomes = [simulate(cluster, recovery, work_s, seed) for seed in range(_SIMULATED)]
+    return {
+        "failures_per_1000_node_days": failures,
+        "checkpoint_bytes": size,
+        "save_interval_s": interval,
+        "failures": work_s / 86_400 * nodes * failures / 1000,
+        "hours": np.percentile([each.seconds / 3600 for each in outcomes], _PERCENTILES).tolist(),
+        "goodput": float(np.mean([each.goodput(work_s) for each in outcomes])),
+    }
+
+
+def failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str | None:
+    """The result of `with_failures` in a sentence; None if hardly a failure is expected."""
+    if found["failures"] < _FEWEST_FAILURES:
+        return None
+    low, middle, high = found["hours"]
+    cost = "" if price is None else f", for {middle * gpus * price:,.0f}"
+    return (
+        f"At {found['failures_per_1000_node_days']:g} failures of a thousand nodes in a day, {found['failures']:.2g} "
+        f"are expected. Saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / GB:,.1f} "
+        f"GB), the run takes {middle:,.1f} h ({low:,.1f} to {high:,.1f}){cost}: a goodput of {found['goodput']:.1%}."
+    )
+
+
+def table_of(plans: list[dict[str, Any]], title: str, memory: float) -> "Table":
+    """A row for each phase of each setting; those that do not fit have the reason."""
+    from rich.table import Table
+
+    columns = ("GPUs", "phase", "seq_len", "ZeRO", "checkpointing", "micro-batch", "accumulation", "memory")
+    table = Table(*columns, "step time", "limited by", "tokens/s", "MFU", "time", "cost", title=title, box=None)
+    for plan in plans:
+        first = [str(plan[key]) for key in ("gpus", "phase", "seq_len", "zero_stage", "activation_checkpointing")]
+        if not plan["micro_batch_size"]:
+            table.add_row(*first, "does not fit", "", _reason(plan, memory))
+            continue
+        table.add_row(
+            *first,
+            str(plan["micro_batch_size"]),
+            str(plan["micro_batches"]),
+            f"{plan['peak_bytes'] / GB:.1f} of {memory / GB:.0f} GB",
+            f"{plan['step_s'] * 1000:,.0f} ms",
+            plan["limited_by"],
+            f"{plan['tokens_per_s']:,.0f}",
+            f"{plan['mfu']:.0%}",
+            f"{plan['hours']:,.1f} h",
+            "" if plan["cost"] is None else f"{plan['cost']:,.0f}",
+        )
+    return table
+
+
+def draw(plans: list[dict[str, Any]], price: float | None, out: Path) -> None:
+    """Draw the cost of each setting that fits against its time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    settings = dict.fromkeys(map(_setting, plans))
+    for setting in settings:
+        same = [plan for plan in plans if _setting(plan) == setting]
+        if not all(plan["micro_batch_size"] for plan in same):
+            continue
+        gpus, stage, checkpointing = setting[:3]
+        hours = sum(plan["hours"] for plan in same)
+        cost = hours * gpus * (1.0 if price is None else price)
+        axes.plot(hours, cost, "o")
+        axes.annotate(f"{gpus} GPUs, ZeRO {stage}, {checkpointing}", (hours, cost), fontsize=7)
+    axes.set(xlabel="hours", ylabel="GPU hours" if price is None else "cost", xscale="log")
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
+    plt.close(figure)
+
+
+def _setting(plan: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(plan[key] for key in SETTINGS)
+
+
+def _reason(plan: dict[str, Any], memory: float) -> str:
+    """Why not even one sample fits."""
+    state, peak = plan["between_steps"]["device"] / GB, plan["peak_bytes"] / GB
+    if state > memory / GB:
+        return f"{state:,.1f} of {memory / GB:.0f} GB without any sample"
+    return f"{peak:,.1f} of {memory / GB:.0f} GB with a sample, {state:,.1f} without"
