@@ -1,5 +1,6 @@
 """Conversion between Hugging Face's config.json and a recipe's `model` section."""
 
+import logging
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ from multihop.common.files import read_json_object
 from multihop.pretrain.models.config import AttentionConfig, ModelConfig
 from multihop.pretrain.models.families import FAMILIES, parse_model_config
 from multihop.pretrain.models.huggingface_weights import names_of
+from multihop.pretrain.models.layers.huggingface_names import CLASSIFIER_DROPOUT
+
+log = logging.getLogger("multihop")
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -110,6 +114,10 @@ def read_model_config(source: Path) -> tuple[ModelConfig, int, int]:
     if names.layer_types:
         sizes |= _global_layers(config, names.layer_types, path)
     dropout = config.get(names.dropout[0], names.dropout_when_absent)
+    rates = {name: config[name] for name in names.dropout if name in config and name != CLASSIFIER_DROPOUT}
+    if any(rate != dropout for rate in rates.values()):
+        text = ", ".join(f"{name}={reprlib.repr(rate)}" for name, rate in rates.items())
+        log.warning("%s has several dropout rates, %s; model.dropout=%s stands for all", path, text, dropout)
     try:
         model = parse_model_config({"family": family, **sizes, "dropout": dropout})
     except ValidationError as error:

@@ -4,6 +4,7 @@ from multihop.pretrain.models.layers.huggingface_names import (
     BERT_DROPOUT,
     BERT_FIXED,
     BERT_SIZES,
+    CLASSIFIER_DROPOUT,
     Blocks,
     Names,
     bert_embeddings,
@@ -22,7 +23,7 @@ NAMES = Names(
         "inner_group_num": (1, 1),
         **BERT_FIXED,
     },
-    dropout=(*BERT_DROPOUT, "classifier_dropout_prob"),
+    dropout=(*BERT_DROPOUT, CLASSIFIER_DROPOUT),
     dropout_when_absent=0.0,
     modules={
         **bert_embeddings("albert"),

@@ -127,6 +127,8 @@ BERT_FIXED: dict[str, tuple[Any, Any]] = {
     "position_embedding_type": ("absolute", "absolute"),
     "tie_word_embeddings": (True, True),
 }
+CLASSIFIER_DROPOUT = "classifier_dropout_prob"
+"""The rate before a head, which no model has here."""
 BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 BERT_BLOCK = {
     "attention.query": "attention.self.query",

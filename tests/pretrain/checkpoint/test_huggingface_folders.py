@@ -101,6 +101,18 @@ def test_an_activation_of_two_names_is_one(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_several_dropout_rates_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs_of(config_of("gpt2", 1, 16, 2, 8)).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    for attention, warnings in ((0.1, 0), (0.0, 1)):
+        (tmp_path / "config.json").write_text(json.dumps({**content, **rates, "attn_pdrop": attention}))
+        config, _, _ = import_model(tmp_path)
+        assert config.dropout == 0.1
+        assert len(caplog.records) == warnings
+    assert "attn_pdrop=0.0; model.dropout=0.1 stands for all" in caplog.text
+
+
 def test_eight_billion_parameters_have_their_names_without_memory() -> None:
     config = parse_model_config({"preset": "gpt2-8.3b"})
     outline = build_model_on_meta(config, 50257).state_dict()
