@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,11 @@ _ASSUMED = (
     "The data is not prepared: every sample is assumed to have all tokens of its phase, and the vocabulary the "
     "recipe's size."
 )
-_ACHIEVABLE, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 0.5, 100, 64e9
-"""Of a GPU that is not known: the share of its rate that matrix products reach, the share of that which attention
-reaches, its multiprocessors, and the bytes per second between two of them, by PCIe 5."""
+_OFFLOADED = "The time of offloading is not predicted: copies to the host and the update on its CPU are left out."
+_PICTURES = (".png", ".svg", ".pdf")
+_ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 1 / 16, 0.5, 100, 64e9
+"""Of a GPU that is not known: the share of its bf16 rate that matrix products reach, that of fp32, the share of the
+former which attention reaches, its multiprocessors, and the bytes per second between two of them, by PCIe 5."""
 _USABLE = 0.9
 """Share of a GPU's memory for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 
@@ -60,9 +63,7 @@ def plan(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try all ZeRO stages and kinds of activation checkpointing.")
     ] = False,
-    failures: Annotated[
-        float, typer.Option(metavar="RATE", min=0.0, help="Failures of a thousand nodes in a day.")
-    ] = 5.0,
+    failures: Annotated[float, typer.Option(metavar="RATE", min=0.0, help="Failures per 1,000 node-days.")] = 5.0,
     store: Annotated[
         float, typer.Option(metavar="GB/S", min=0.001, help="Bandwidth at which all ranks together write a checkpoint.")
     ] = 1.0,
@@ -79,7 +80,14 @@ def plan(
     loaded = load_recipe(recipe, overrides or [])
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
     numbers = _numbers(gpus)
-    nodes_of = {number: max(1, round(number * nodes / max(numbers))) for number in numbers}
+    for option, value in (("--failures", failures), ("--store", store), ("--price", price or 0.0)):
+        if not math.isfinite(value):
+            raise UserError(f"{option}={value} is not finite; give a number")
+    if picture is not None and (picture.suffix not in _PICTURES or not picture.parent.is_dir()):
+        raise UserError(f"--picture={picture} must be a {', '.join(_PICTURES)} file in a directory that exists")
+    if loaded.engine.precision == "bf16" and kind.name.startswith("V100"):
+        raise UserError(f"engine.precision=bf16: a {kind.name} has none; set fp16")
+    nodes_of = _nodes_of(numbers, nodes)
     settings = [
         {
             "world_size": number,
@@ -95,26 +103,38 @@ def plan(
         prepared = None if data is None else (str(data), str(index))
         plans = list(_plans(loaded, kind, settings, prepared))
     for each in plans:
-        each["hours"] = each["steps"] * each["step_s"] / 3600
-        each["cost"] = None if price is None else each["hours"] * each["gpus"] * price
+        each["hours"] = None if each["phase_s"] is None else each["phase_s"] / 3600
+        each["cost"] = None if price is None or each["hours"] is None else each["hours"] * each["gpus"] * price
     plans = cheapest_first(plans)
     cheapest = plans[0]["gpus"]
-    failing = with_failures(plans, nodes_of[cheapest], failures, store * GB)
-    if picture is not None:
-        draw(plans, price, picture)
+    failing = with_failures(
+        plans, nodes_of[cheapest], failures, store * GB, not isinstance(loaded.cluster.workers, int)
+    )
     if as_json:
         found = {"gpu": gpu, "nodes": nodes, "memory_bytes": kind.memory, "plans": plans, "with_failures": failing}
         print(json.dumps(found, indent=1))
+        _draw(plans, price, picture)
         return
     from rich.console import Console
 
     out = Console(width=None if sys.stdout.isatty() else 1000)
-    out.print(table_of(plans, f"{loaded.name} on {kind.name}", kind.memory))
+    out.print(table_of(plans, f"{loaded.name} on {kind.name}", _USABLE * kind.memory))
     line = None if failing is None else failures_line(failing, cheapest, price)
     if line is not None:
         out.print(line)
     if data is None:
         out.print(_ASSUMED)
+    if loaded.engine.offload != "none":
+        out.print(_OFFLOADED)
+    _draw(plans, price, picture)
+
+
+def _draw(plans: list[dict[str, Any]], price: float | None, picture: Path | None) -> None:
+    if picture is None:
+        return
+    if not plans[0]["micro_batch_size"]:
+        raise UserError("nothing fits, so there is nothing to draw; see the table")
+    draw(plans, price, picture)
 
 
 def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_gb: float | None) -> "Gpu":
@@ -122,7 +142,13 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
 
     known = gpu_named(name)
     if known is not None:
-        return known if memory_gb is None else replace(known, memory=memory_gb * GB)
+        return replace(
+            known,
+            memory=known.memory if memory_gb is None else memory_gb * GB,
+            bandwidth=known.bandwidth if bandwidth_gb is None else bandwidth_gb * GB,
+            flops=known.flops if tflops is None else tflops * 1e12,
+            achievable_flops=known.achievable_flops if tflops is None else _ACHIEVABLE * tflops * 1e12,
+        )
     if memory_gb is None or tflops is None or bandwidth_gb is None:
         raise UserError(
             f"--gpu={name} is not known; give one of {', '.join(GPUS)}, or describe it by --gpu-memory GB, "
@@ -130,13 +156,14 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
         )
     flops = tflops * 1e12
     achievable = _ACHIEVABLE * flops
-    return Gpu(name, flops, achievable, _ATTENTION * achievable, memory_gb * GB, bandwidth_gb * GB, _PROCESSORS, _PCIE)
+    fp32 = _FP32 * flops
+    return Gpu(
+        name, flops, fp32, achievable, _ATTENTION * achievable, memory_gb * GB, bandwidth_gb * GB, _PROCESSORS, _PCIE
+    )
 
 
 def _bus_bandwidth(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None) -> float:
     """Bytes that a rank sends in a second in collectives of all ranks."""
-    if gpus % nodes:
-        raise UserError(f"--gpus={gpus} cannot be divided among --nodes={nodes}; give a multiple of it")
     if nodes == 1:
         return gpu.link
     if network_gbit is None:
@@ -148,9 +175,24 @@ def _check_samples(recipe: "Recipe", gpus: int) -> None:
     for number, phase in enumerate(recipe.phases):
         if phase.global_batch_tokens is None and phase.global_batch_size < gpus:
             raise UserError(
-                f"--gpus={gpus} are more GPUs than samples of a step: phases[{number}].global_batch_size="
-                f"{phase.global_batch_size}; give fewer GPUs, or raise it"
+                f"--gpus={gpus} exceeds phases[{number}].global_batch_size={phase.global_batch_size}; give fewer GPUs, "
+                "or raise it"
             )
+
+
+def _nodes_of(numbers: list[int], nodes: int) -> dict[int, int]:
+    """The number of nodes that each number of GPUs is in."""
+    most = max(numbers)
+    if most % nodes:
+        raise UserError(f"--gpus={most} cannot be divided among --nodes={nodes}; give a multiple of it")
+    found = {number: math.ceil(number * nodes / most) for number in numbers}
+    for number, count in found.items():
+        if number % count:
+            raise UserError(
+                f"--gpus={number} cannot be divided among {count} nodes of {most // nodes} GPUs; give a multiple of "
+                f"{most // nodes}, or no more than that"
+            )
+    return found
 
 
 def _numbers(gpus: str) -> list[int]:
@@ -159,7 +201,7 @@ def _numbers(gpus: str) -> list[int]:
     except ValueError:
         numbers = [0]
     if numbers[0] < 1:
-        raise UserError(f"--gpus={gpus} is no number of GPUs; give one, such as 8, or several, such as 8,16,32")
+        raise UserError(f"--gpus must be a positive integer, or several, such as 8,16,32; got {gpus}")
     return numbers
 
 
@@ -196,7 +238,11 @@ def _plans(
     json.dump(request, worker.stdin)
     worker.stdin.close()
     for line in worker.stdout:
-        yield json.loads(line)
+        answer = json.loads(line)
+        if "error" in answer:
+            worker.kill()
+            raise UserError(answer["error"])
+        yield answer
     if worker.wait():
         raise RuntimeError(f"the plan's process ended with exit code {worker.returncode}; see its messages above")
 

@@ -1,16 +1,17 @@
 """What `multihop plan` shows: a table, a picture, and the same run on nodes that fail."""
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 GB = 1e9
-SETTINGS = ("gpus", "zero_stage", "activation_checkpointing", "offload", "compile")
+SETTINGS = ("gpus", "zero_stage", "activation_checkpointing")
 """The keys of a plan that distinguish settings; a setting has a plan for each phase."""
 _STATE_BYTES = 12
-"""Bytes of a checkpoint for each parameter: weight and two moments in fp32."""
+"""Bytes of a checkpoint for each parameter: weight and two moments in fp32. Muon's has fewer."""
 _COPY_BYTES_PER_S = 20e9
 """Rate at which a rank copies what it saves into the host's memory. An assumption."""
 _DETECT_S, _RESTART_S = 10.0, 60.0
@@ -18,7 +19,9 @@ _DETECT_S, _RESTART_S = 10.0, 60.0
 assumptions; bench/recovery.py measured 9.9 s and 8 s on two hosts."""
 _SIMULATED = 50
 """Simulated runs."""
-_PERCENTILES = (10, 50, 90)
+_QUANTILES = (0.1, 0.5, 0.9)
+_MOST = 20.0
+"""A run that takes so many times its work is not simulated further."""
 _FEWEST_FAILURES = 0.01
 """Below this expected number the failures of a run are not worth a line."""
 
@@ -28,20 +31,22 @@ def cheapest_first(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def rank(plan: dict[str, Any]) -> tuple[bool, float]:
         same = [other for other in plans if _setting(other) == _setting(plan)]
-        hours = sum(other["hours"] * other["gpus"] for other in same)
-        return not all(other["micro_batch_size"] for other in same), hours
+        if not all(other["micro_batch_size"] for other in same):
+            return True, 0.0
+        return False, sum(other["hours"] * other["gpus"] for other in same)
 
     return sorted(plans, key=rank)
 
 
 def with_failures(
-    plans: list[dict[str, Any]], nodes: int, failures: float, store_bytes_per_s: float
+    plans: list[dict[str, Any]], nodes: int, failures: float, store_bytes_per_s: float, is_elastic: bool
 ) -> dict[str, Any] | None:
     """The first setting on nodes that fail; None if it does not fit, or nothing fails.
 
     Args:
-        failures: Failures of a thousand nodes in a day.
+        failures: Failures per 1,000 node-days.
         store_bytes_per_s: Rate at which all ranks together write a checkpoint.
+        is_elastic: The run continues with fewer nodes; else it waits until a node is repaired.
     """
     import numpy as np
 
@@ -56,14 +61,18 @@ def with_failures(
     save_s = size / store_bytes_per_s
     pause_s = size / plans[0]["gpus"] / _COPY_BYTES_PER_S
     interval = max(daly_interval(pause_s, 86_400_000 / (nodes * failures)), save_s)  # a save at a time
-    recovery = Recovery(interval, pause_s, save_s, _DETECT_S, _RESTART_S + save_s)
-    outcomes = [simulate(cluster, recovery, work_s, seed) for seed in range(_SIMULATED)]
+    without_nodes: Literal["wait", "shrink"] = "shrink" if is_elastic else "wait"
+    recovery = Recovery(interval, pause_s, save_s, _DETECT_S, _RESTART_S + save_s, without_nodes)
+    outcomes = [simulate(cluster, recovery, work_s, seed, _MOST * work_s) for seed in range(_SIMULATED)]
+    hours = np.sort([each.seconds / 3600 for each in outcomes])[[round(q * (_SIMULATED - 1)) for q in _QUANTILES]]
     return {
         "failures_per_1000_node_days": failures,
         "checkpoint_bytes": size,
         "save_interval_s": interval,
         "failures": work_s / 86_400 * nodes * failures / 1000,
-        "hours": np.percentile([each.seconds / 3600 for each in outcomes], _PERCENTILES).tolist(),
+        "hours": [None if math.isinf(each) else float(each) for each in hours],
+        "repair_h": cluster.repair_s / 3600,
+        "is_elastic": is_elastic,
         "goodput": float(np.mean([each.goodput(work_s) for each in outcomes])),
     }
 
@@ -72,17 +81,28 @@ def failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str 
     """The result of `with_failures` in a sentence; None if hardly a failure is expected."""
     if found["failures"] < _FEWEST_FAILURES:
         return None
+    head = (
+        f"At {found['failures_per_1000_node_days']:g} failures per 1,000 node-days, {found['failures']:.2g} are "
+        "expected; "
+        + ("the run continues with fewer nodes" if found["is_elastic"] else "each waits for a node")
+        + f" for {found['repair_h']:g} h. "
+    )
+    if None in found["hours"]:
+        return f"{head}It may not end within {_MOST:g} times its work: raise --store, or train on fewer nodes."
     low, middle, high = found["hours"]
     cost = "" if price is None else f", for {middle * gpus * price:,.0f}"
     return (
-        f"At {found['failures_per_1000_node_days']:g} failures of a thousand nodes in a day, {found['failures']:.2g} "
-        f"are expected. Saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / GB:,.1f} "
+        f"{head}Saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / GB:,.1f} "
         f"GB), the run takes {middle:,.1f} h ({low:,.1f} to {high:,.1f}){cost}: a goodput of {found['goodput']:.1%}."
     )
 
 
-def table_of(plans: list[dict[str, Any]], title: str, memory: float) -> "Table":
-    """A row for each phase of each setting; those that do not fit have the reason."""
+def table_of(plans: list[dict[str, Any]], title: str, usable: float) -> "Table":
+    """A row for each phase of each setting; those that do not fit have the reason.
+
+    Args:
+        usable: Bytes of a GPU for tensors.
+    """
     from rich.table import Table
 
     columns = ("GPUs", "phase", "seq_len", "ZeRO", "checkpointing", "micro-batch", "accumulation", "memory")
@@ -90,13 +110,13 @@ def table_of(plans: list[dict[str, Any]], title: str, memory: float) -> "Table":
     for plan in plans:
         first = [str(plan[key]) for key in ("gpus", "phase", "seq_len", "zero_stage", "activation_checkpointing")]
         if not plan["micro_batch_size"]:
-            table.add_row(*first, "does not fit", "", _reason(plan, memory))
+            table.add_row(*first, "does not fit", "", _reason(plan, usable))
             continue
         table.add_row(
             *first,
             str(plan["micro_batch_size"]),
             str(plan["micro_batches"]),
-            f"{plan['peak_bytes'] / GB:.1f} of {memory / GB:.0f} GB",
+            f"{plan['peak_bytes'] / GB:.1f} of {usable / GB:.0f} GB",
             f"{plan['step_s'] * 1000:,.0f} ms",
             plan["limited_by"],
             f"{plan['tokens_per_s']:,.0f}",
@@ -135,9 +155,8 @@ def _setting(plan: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(plan[key] for key in SETTINGS)
 
 
-def _reason(plan: dict[str, Any], memory: float) -> str:
-    """Why not even one sample fits."""
+def _reason(plan: dict[str, Any], usable: float) -> str:
     state, peak = plan["between_steps"]["device"] / GB, plan["peak_bytes"] / GB
-    if state > memory / GB:
-        return f"{state:,.1f} of {memory / GB:.0f} GB without any sample"
-    return f"{peak:,.1f} of {memory / GB:.0f} GB with a sample, {state:,.1f} without"
+    if state > usable / GB:
+        return f"{state:,.1f} of {usable / GB:.0f} GB without any sample"
+    return f"{peak:,.1f} of {usable / GB:.0f} GB with micro-batches of {plan['traced_samples']:,}, {state:,.1f} without"

@@ -40,8 +40,10 @@ class Fit:
     """Micro-batches of a step."""
     batch: Batch
     """The micro-batch, or a sample alone if not one fits; of prepared data the largest of several."""
-    mean_tokens: float
-    """Tokens of a micro-batch on average."""
+    samples: int
+    """Samples of that micro-batch."""
+    step_tokens: float
+    """Tokens of a step on a rank, of prepared data on average."""
     trace: RankTrace
     """A step with this micro-batch."""
 
@@ -92,20 +94,20 @@ class RankPlan:
             return self._fit(min(engine.micro_batch_size, self.share), limit)
         if self.share * phase.seq_len <= _MAX_TRACED_TOKENS:
             whole = self._fit(self.share, limit)
-            if whole.micro_batch_size:
+            if whole.micro_batch_size or self.share == 1:
                 return whole
-        samples = self._extrapolate(limit)
-        fit = self._fit(samples, limit)
-        while not fit.micro_batch_size and samples > 1:
-            samples -= 1
-            fit = self._fit(samples, limit)
+        fit = self._fit(self._extrapolate(limit), limit)
+        while not fit.micro_batch_size and fit.samples > 1:
+            fit = self._fit(math.ceil(self.share / (fit.micro_batches + 1)), limit)
         return fit
 
     def _fit(self, samples: int, limit: float) -> Fit:
         batch, mean_tokens = self.micro_batch(samples)
         trace = self.trace(batch, samples)
-        fitting = samples if trace.peak <= limit else 0
-        return Fit(fitting, math.ceil(self.share / samples), batch, mean_tokens, trace)
+        fitting, count = samples if trace.peak <= limit else 0, math.ceil(self.share / samples)
+        # The last one of a step may have fewer samples; those of prepared data were counted with it.
+        tokens = mean_tokens * (self.share / samples if self.prepared is None else count)
+        return Fit(fitting, count, batch, samples, tokens, trace)
 
     def _extrapolate(self, limit: float) -> int:
         """Samples that fit, as memory grows between two micro-batches; at least 1."""

@@ -118,15 +118,20 @@ def best_interval(nodes: Nodes, recovery: Recovery, work_s: float, seeds: Sequen
     return min(tried, key=mean_time)
 
 
-def simulate(nodes: Nodes, recovery: Recovery, work_s: float, seed: int) -> Outcome:
+def simulate(nodes: Nodes, recovery: Recovery, work_s: float, seed: int, most_s: float = math.inf) -> Outcome:
     """A run that needs `work_s` seconds on all nodes without failures and saves.
 
     With fewer nodes it is slower in proportion. A save counts from its commit on; the time since the newest one is
     trained again after a failure. Failures during a restart are not simulated.
+
+    Args:
+        most_s: After so many seconds the run is given up, and its `seconds` are infinite.
     """
     run = _Run(nodes, recovery, np.random.default_rng(seed))
     while run.done_s < work_s:
         run.train(work_s)
+        if run.now_s > most_s:
+            return Outcome(math.inf, run.failures, run.lost_s, run.down_s, run.paused_s)
     return Outcome(run.now_s, run.failures, run.lost_s, run.down_s, run.paused_s)
 
 

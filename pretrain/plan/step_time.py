@@ -1,7 +1,6 @@
 """The time of operations on a GPU, from their sizes: of computing, of moving bytes, and of their launches."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,8 +11,6 @@ from multihop.pretrain.config import EngineConfig
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import RankTrace
 
-_FP32_SHARE = 1 / 16
-"""The rate of products in fp32, without TF32, as a share of that in bf16 (NVIDIA's datasheets, A100 to H200)."""
 _KINDS = ("product", "attention", "memory", "communication")
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """The tile of a matrix product that a multiprocessor computes at a time."""
@@ -65,15 +62,20 @@ class StepTime:
     """Share of the communication that is hidden behind computing, as long as that takes."""
 
     @property
+    def parts(self) -> tuple[float, float, float, float, float]:
+        """Seconds of the products, attention, memory, communication and launches."""
+        return self.products, self.attention, self.memory, self.communication, self.launches
+
+    @property
     def largest(self) -> str:
         """The part that takes the longest; of the communication only what is not hidden counts."""
         computing = max(self.products + self.attention + self.memory, self.launches)
         parts = {
-            "products": self.products,
+            "matrix products": self.products,
             "attention": self.attention,
             "memory bandwidth": self.memory,
             "communication": self.communication - min(self.overlap * self.communication, computing),
-            "launches": max(0.0, self.launches - self.products - self.attention - self.memory),
+            "kernel launches": max(0.0, self.launches - self.products - self.attention - self.memory),
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -96,8 +98,9 @@ def time_of(operations: Mapping[Operation, int], gpu: Gpu, bus_bandwidth: float,
         moving = each.bytes / (gpu.bandwidth * efficiency.memory)
         match each.kind:
             case "product":
-                rate = gpu.achievable_flops * efficiency.products
-                rate *= _FP32_SHARE if each.dtype == torch.float32 else 1.0
+                peak = gpu.achievable_flops
+                peak = min(peak, gpu.fp32_flops) if each.dtype == torch.float32 else peak
+                rate = peak * efficiency.products
                 took = max(_tiled_flops(each, gpu.multiprocessors) / rate, moving)
             case "attention":
                 took = max(each.flops / (gpu.attention_flops * efficiency.attention), moving)
@@ -110,25 +113,27 @@ def time_of(operations: Mapping[Operation, int], gpu: Gpu, bus_bandwidth: float,
     return StepTime(*(seconds[kind] for kind in _KINDS), launches, efficiency.overlap)
 
 
-def step_seconds(
-    trace: RankTrace, micro_batches: int, gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency, fullness: float = 1.0
-) -> float:
-    """Seconds of a step with a number of micro-batches, of which the trace has one or two.
+def step_time(
+    trace: RankTrace, micro_batches: int, passes: float, gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency
+) -> tuple[float, str]:
+    """Seconds of a step, and the part of it that takes the longest.
 
     Args:
-        fullness: The mean number of tokens of a micro-batch, as a share of those that were traced.
+        micro_batches: Micro-batches of the step, of which the trace has one or two.
+        passes: As many micro-batches of the traced size have the tokens of the step. Computing takes as long as they
+            do; each of the micro-batches has the launches and the communication of a whole one.
     """
-    first, *_, last = (
-        time_of(each, gpu, bus_bandwidth, efficiency).total for each in [*trace.micro_batches[:1], *trace.micro_batches]
+    first, last, update = (
+        time_of(each, gpu, bus_bandwidth, efficiency)
+        for each in (trace.micro_batches[0], trace.micro_batches[-1], trace.update)
     )
-    passes = (micro_batches - 1) * first + last
-    return fullness * passes + time_of(trace.update, gpu, bus_bandwidth, efficiency).total
-
-
-def step_operations(trace: RankTrace, micro_batches: int) -> Counter[Operation]:
-    """The operations of a step with a number of micro-batches, of which the trace has one or two."""
-    repeated = Counter({each: (micro_batches - 1) * count for each, count in trace.micro_batches[0].items()})
-    return repeated + trace.micro_batches[-1] + trace.update
+    shares = [passes / micro_batches] * 3 + [1.0] * 2
+    computed = [
+        share * ((micro_batches - 1) * one + final)
+        for share, one, final in zip(shares, first.parts, last.parts, strict=True)
+    ]
+    both = StepTime(*(one + other for one, other in zip(computed, update.parts, strict=True)), efficiency.overlap)
+    return StepTime(*computed, efficiency.overlap).total + update.total, both.largest
 
 
 def _tiled_flops(product: Operation, multiprocessors: int) -> float:

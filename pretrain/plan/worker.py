@@ -6,6 +6,7 @@ for each phase of each setting to its standard output.
 
 import json
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
 
+from multihop.common.errors import UserError
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
-from multihop.pretrain.plan.step_time import efficiency_of, step_operations, step_seconds, time_of
+from multihop.pretrain.plan.step_time import efficiency_of, step_time
 from multihop.pretrain.run.throughput import step_flops
 
 
@@ -42,18 +44,39 @@ def main() -> None:
         config = TrainingConfig.model_validate(recipe)
         for phase in range(len(config.phases)):
             plan = RankPlan(config, phase, world_size, vocabularies, prepared=prepared)
-            answer = {"gpus": world_size, "phase": phase, **engine, **_answer(plan, request, settings["bus_bandwidth"])}
+            answer = {"gpus": world_size, "phase": phase, **engine}
+            try:
+                answer |= _answer(plan, request, settings["bus_bandwidth"])
+            except UserError as error:
+                answer = {"error": str(error)}
             print(json.dumps(answer), file=answers, flush=True)
 
 
 def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
-    mean, efficiency = fit.mean_tokens / fit.batch.tokens, efficiency_of(plan.config.engine)
-    seconds = step_seconds(fit.trace, fit.micro_batches, gpu, bus_bandwidth, efficiency, mean)
-    step = time_of(step_operations(fit.trace, fit.micro_batches), gpu, bus_bandwidth, efficiency)
-    model = build_model_on_meta(plan.config.model, *request["vocabularies"])
-    batches = global_samples(phase) / max(1, fit.micro_batch_size)
-    flops = mean * step_flops(plan.config.model, plan.vocabularies.output, fit.batch) * batches
+    efficiency, model = (
+        efficiency_of(plan.config.engine),
+        build_model_on_meta(plan.config.model, *request["vocabularies"]),
+    )
+
+    def time_of_step(share: float) -> tuple[float, str]:
+        count = math.ceil(share * plan.share / fit.samples)
+        passes = share * fit.step_tokens / fit.batch.tokens
+        return step_time(fit.trace, count, passes, gpu, bus_bandwidth, efficiency)
+
+    seconds, limited_by = time_of_step(1.0)
+    size = global_samples(phase)
+    ramp = sum(each.steps * time_of_step(each.global_batch_size / size)[0] for each in phase.batch_ramp)
+    full_steps = phase.steps - sum(each.steps for each in phase.batch_ramp)
+    tokens = fit.step_tokens / plan.share * size
+    flops = step_flops(plan.config.model, plan.vocabularies.output, fit.batch) / fit.batch.tokens * tokens
+    speed = {
+        "step_s": seconds,
+        "limited_by": limited_by,
+        "phase_s": ramp + full_steps * seconds,
+        "tokens_per_s": tokens / seconds,
+        "mfu": flops / seconds / (gpu.flops * plan.world_size),
+    }
     return {
         "seq_len": phase.seq_len,
         "micro_batch_size": fit.micro_batch_size,
@@ -61,12 +84,10 @@ def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> di
         "between_steps": fit.trace.between_steps,
         "peaks": fit.trace.peaks,
         "peak_bytes": fit.trace.peak,
-        "step_s": seconds,
-        "limited_by": step.largest,
+        "traced_samples": fit.samples,
         "steps": phase.steps,
-        "tokens_per_s": fit.mean_tokens * batches / seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "mfu": flops / seconds / (gpu.flops * plan.world_size),
+        **(speed if fit.micro_batch_size else dict.fromkeys(speed)),
     }
 
 

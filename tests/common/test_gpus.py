@@ -13,7 +13,8 @@ from multihop.common.gpus import GPUS, datasheet_rate, gpu_named
         ("NVIDIA H100 NVL", "H100 NVL"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("A100-40", "A100 40GB"),
         ("a100-80gb", "A100 80GB"),
         ("Tesla V100-SXM2-32GB", "V100 32GB"),
@@ -27,7 +28,9 @@ def test_known_names(given: str, name: str) -> None:
     assert found is not None and found.name == name
 
 
-@pytest.mark.parametrize("given", ["NVIDIA RTX A1000", "NVIDIA A10G", "GeForce 1080", "A100", "", "MI300X"])
+@pytest.mark.parametrize(
+    "given", ["NVIDIA RTX A1000", "NVIDIA A10G", "GeForce 1080", "A100", "", "MI300X", "GeForce RTX 4090 Laptop GPU"]
+)
 def test_other_names_are_unknown(given: str) -> None:
     assert gpu_named(given) is None
 

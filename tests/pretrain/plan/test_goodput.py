@@ -102,6 +102,11 @@ def test_the_best_interval_is_near_dalys_where_that_holds() -> None:
     assert 0.5 < found / daly_interval(SIMPLE.save_pause_s, DAY / 5) < 2
 
 
+def test_a_run_that_hardly_gets_on_is_given_up() -> None:
+    hopeless = replace(SIMPLE, save_interval_s=10 * DAY)
+    assert simulate(replace(ALIKE, failures_per_day=1.0), hopeless, 10 * DAY, 1, most_s=100 * DAY).seconds == math.inf
+
+
 def test_a_seed_gives_the_same_run() -> None:
     assert simulate(ALIKE, SIMPLE, 10 * DAY, 3) == simulate(ALIKE, SIMPLE, 10 * DAY, 3)
     assert simulate(ALIKE, SIMPLE, 10 * DAY, 3) != simulate(ALIKE, SIMPLE, 10 * DAY, 4)

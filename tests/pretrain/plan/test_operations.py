@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from kinds_of_families import model_section
@@ -16,7 +15,7 @@ from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.assumed_batch import assumed_batch
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
-from multihop.pretrain.plan.step_time import Efficiency, step_seconds, time_of
+from multihop.pretrain.plan.step_time import Efficiency, step_time, time_of
 from multihop.pretrain.run.throughput import step_flops
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -91,11 +90,23 @@ def test_what_is_sent_between_ranks(stage: int, zero: dict[str, int], times: flo
 def test_half_the_bandwidth_and_more_micro_batches_take_longer() -> None:
     _, trace = traced("gpt2", world_size=4, micro_batches=2)
     gpu, efficiency = GPUS["H100"], Efficiency()
-    fast, slow = (step_seconds(trace, 2, gpu, sent, efficiency) for sent in (450e9, 1e9))
-    assert slow > fast
-    two, ten = (step_seconds(trace, count, gpu, 450e9, efficiency) for count in (2, 10))
-    assert np.isclose(ten - two, 8 * time_of(trace.micro_batches[0], gpu, 450e9, efficiency).total)
-    assert step_seconds(trace, 2, GPUS["A100 80GB"], 450e9, efficiency) > fast
+    fast, slow = (step_time(trace, 2, 2.0, gpu, sent, efficiency) for sent in (450e9, 1e9))
+    assert slow[0] > fast[0] and slow[1] == "communication"
+    two, ten = (step_time(trace, count, count, gpu, 450e9, efficiency)[0] for count in (2, 10))
+    assert ten - two == pytest.approx(8 * time_of(trace.micro_batches[0], gpu, 450e9, efficiency).total, rel=0.05)
+    assert step_time(trace, 2, 2.0, GPUS["A100 80GB"], 450e9, efficiency)[0] > fast[0]
+
+
+def test_a_last_micro_batch_of_few_samples_takes_as_long_as_its_tokens_and_its_launches() -> None:
+    _, trace = traced("gpt2")
+    gpu = GPUS["H100"]
+    for efficiency in (Efficiency(launch_s=0.0), Efficiency(launch_s=1.0)):
+        whole, more = (
+            step_time(trace, count, passes, gpu, 1e9, efficiency)[0] for count, passes in ((1, 1.0), (2, 1.1))
+        )
+        update = time_of(trace.update, gpu, 1e9, efficiency).total
+        expected = 1.1 if efficiency.launch_s == 0 else 2.0
+        assert (more - update) / (whole - update) == pytest.approx(expected)
 
 
 def test_a_small_product_keeps_few_multiprocessors_busy() -> None:

@@ -35,4 +35,4 @@ def test_samples_are_as_long_as_those_of_training(bert_data: Path, tmp_path: Pat
         assert 0 < mean <= batch.tokens <= assumed_batch(config, phase, 8, vocabulary).tokens
     assert mean < 0.7 * assumed_batch(config, 1, 8, vocabulary).tokens  # a sample has one document
     fit = plan.largest(80e9)
-    assert fit.micro_batch_size == 32 and fit.mean_tokens == pytest.approx(4 * mean, rel=0.2)
+    assert fit.micro_batch_size == 32 and fit.step_tokens == pytest.approx(4 * mean, rel=0.2)
