@@ -34,6 +34,8 @@ _BLOCK = 8 * 2**20
 _MOST_BYTES = 2**28
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 _HASH = re.compile(r"[0-9a-f]{64}")
+Entry = dict[str, Any]
+"""What the listing has of a file: `bytes` and `sha256`."""
 
 
 def is_pushed(remote: Folder) -> bool:
@@ -61,7 +63,7 @@ def push(local: Path, remote: Folder, without: Container[str] = ()) -> None:
 
 def missing_bytes(remote: Folder, local: Path, wanted: Callable[[str], bool] = lambda name: True) -> int:
     """Return the bytes of the wanted files of a pushed folder that a local copy lacks; raises as `fetch`."""
-    missing = {name: entry["bytes"] for name, entry in _listing(remote).items() if not (local / name).exists()}
+    missing = {name: entry["bytes"] for name, entry in read_listing(remote).items() if not (local / name).exists()}
     return sum(size for name, size in missing.items() if wanted(name))
 
 
@@ -77,7 +79,7 @@ def fetch(remote: Folder, local: Path, wanted: Callable[[str], bool] = lambda na
         UserError: the location holds no whole copy, or a file differs from its listing.
         OSError: the store cannot be read, or the disk cannot be written to.
     """
-    listing = _listing(remote)
+    listing = read_listing(remote)
     make_folder(local)
     with FileLock(local / ".fetch.lock"):
         seen = _seen(local)
@@ -87,19 +89,29 @@ def fetch(remote: Folder, local: Path, wanted: Callable[[str], bool] = lambda na
             path = local / name
             stamp = _stamp(path, entry)
             if stamp is None or (stamp != seen.get(name) and not _has(path, entry)):
-                _fetch_file(remote, path, entry)
+                fetch_file(remote, path, entry)
             seen[name] = _stamp(path, entry)
         write_atomically(local / FETCHED, canonical_json(seen))
 
 
-def _hashed(path: Path, digest: Any) -> Iterator[bytes]:
-    with open_regular(path) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            yield block
+def fetch_file(remote: Folder, path: Path, entry: Entry) -> None:
+    """Fetch one file of a pushed folder to `path`, which has its name; it appears there only with its hash. Raises as
+    `fetch`."""
+    with atomic_replace(path) as temporary, remote.open(path.name) as source:
+        digest = hashlib.sha256()
+        with open(temporary, "xb") as file:
+            for chunk in source.chunks():
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != entry["sha256"]:
+            raise UserError(
+                f"{remote.location}/{path.name} is damaged (its hash differs from the one in {LISTING}); remove "
+                f"{remote.location}: it is made or copied again"
+            )
 
 
-def _listing(remote: Folder) -> dict[str, dict[str, Any]]:
+def read_listing(remote: Folder) -> dict[str, Entry]:
+    """The entry of each file of a pushed folder, by name; raises as `fetch`."""
     path = f"{remote.location}/{LISTING}"
     try:
         data = remote.read_bytes(LISTING, _MOST_BYTES)
@@ -115,18 +127,11 @@ def _listing(remote: Folder) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _fetch_file(remote: Folder, path: Path, entry: dict[str, Any]) -> None:
-    with atomic_replace(path) as temporary, remote.open(path.name) as source:
-        digest = hashlib.sha256()
-        with open(temporary, "xb") as file:
-            for chunk in source.chunks():
-                digest.update(chunk)
-                file.write(chunk)
-        if digest.hexdigest() != entry["sha256"]:
-            raise UserError(
-                f"{remote.location}/{path.name} is damaged (its hash differs from the one in {LISTING}); remove "
-                f"{remote.location}: it is made or copied again"
-            )
+def _hashed(path: Path, digest: Any) -> Iterator[bytes]:
+    with open_regular(path) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            yield block
 
 
 def _seen(local: Path) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def _seen(local: Path) -> dict[str, Any]:
         return {}
 
 
-def _stamp(path: Path, entry: dict[str, Any]) -> list[Any] | None:
+def _stamp(path: Path, entry: Entry) -> list[Any] | None:
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -144,5 +149,5 @@ def _stamp(path: Path, entry: dict[str, Any]) -> list[Any] | None:
     return [status.st_size, status.st_mtime_ns, entry["sha256"]]
 
 
-def _has(path: Path, entry: dict[str, Any]) -> bool:
+def _has(path: Path, entry: Entry) -> bool:
     return path.stat().st_size == entry["bytes"] and sha256_file(path) == entry["sha256"]

@@ -19,7 +19,7 @@ from filelock import FileLock
 from multihop.common import mirror
 from multihop.common.cache import cache_folder, evict_until_fits, evictable_folders, pin
 from multihop.common.files import make_folder, sha256_json, write_atomically
-from multihop.common.storage import open_folder
+from multihop.common.storage import Folder, open_folder
 from multihop.pretrain.data.shard_requests import clear_requests, requested_shards
 from multihop.pretrain.run.files import GAVE_UP, RESTART_FILE, STOP_FILE
 
@@ -126,11 +126,13 @@ def fetch_requested_shards(spec: RemoteRunSpec, run_dir: Path, data: Path) -> It
 
     def fetch() -> None:
         try:
+            store = open_folder(f"{spec.runs}/{spec.data}")
+            listing = mirror.read_listing(store)  # once: its size grows with the number of shards
             while not ended.wait(_SHARD_POLL_S):
                 for name in requested_shards(run_dir):
                     if not ended.is_set() and not (data / name).exists():
                         with FileLock(data / ".shard.lock"):
-                            _fetch_shard(spec, data, name, keep=requested_shards(run_dir))
+                            _fetch_shard(store, data / name, listing[name], keep=requested_shards(run_dir))
         except Exception as error:  # whatever it is, the ranks would wait for ever
             failed.append(str(error) or repr(error))
 
@@ -143,13 +145,15 @@ def fetch_requested_shards(spec: RemoteRunSpec, run_dir: Path, data: Path) -> It
         thread.join()
 
 
-def _fetch_shard(spec: RemoteRunSpec, data: Path, name: str, keep: list[str]) -> None:
-    if (data / name).exists():
-        return
-    store = open_folder(f"{spec.runs}/{spec.data}")
-    others = [path for path in sorted(data.glob(f"{TRAINING_SHARDS}*")) if path.name not in keep]
-    evict_until_fits(evictable_folders(), mirror.missing_bytes(store, data, name.__eq__), others)
-    mirror.fetch(store, data, name.__eq__)
+def _fetch_shard(store: Folder, path: Path, entry: mirror.Entry, keep: list[str]) -> None:
+    if not path.exists():
+        evict_until_fits(evictable_folders(), entry["bytes"], _other_shards(path.parent, keep))
+        mirror.fetch_file(store, path, entry)
+
+
+def _other_shards(data: Path, keep: list[str]) -> Iterator[Path]:
+    """Yield the shards that may be removed. They are listed only if the cache has no room."""
+    yield from (path for path in sorted(data.glob(f"{TRAINING_SHARDS}*")) if path.name not in keep)
 
 
 @contextmanager

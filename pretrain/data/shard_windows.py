@@ -5,9 +5,9 @@ of a window are permuted among themselves, and windows follow each other: each s
 is still a pure function, and a step needs the shards of one or two windows.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,9 @@ class ShardWindows:
     """Number of shards in a window."""
 
     def samples(self, positions: Int64, *key: int | str) -> Int64:
-        """int64, of the shape of `positions`: the samples at these positions of the epoch of `key`. Takes O(shards)
-        time and memory."""
-        order, starts, bounds = self._epoch(*key)
+        """int64, of the shape of `positions`: the samples at these positions of the epoch of `key`. The first call of
+        an epoch takes O(shards) time."""
+        order, starts, bounds = _epoch(self, *key)
         windows = np.searchsorted(bounds, positions, side="right") - 1
         shuffled = np.empty_like(positions)
         for window in np.unique(windows).tolist():
@@ -45,20 +45,22 @@ class ShardWindows:
 
     def shards(self, positions: Int64, *key: int | str) -> tuple[set[int], int]:
         """The shards of the windows that contain positions of the epoch of `key`, and the end of the last window."""
-        order, _, bounds = self._epoch(*key)
+        order, _, bounds = _epoch(self, *key)
         windows = np.unique(np.searchsorted(bounds, positions, side="right") - 1).tolist()
         shards = {
             shard for each in windows for shard in order[each * self.window_shards :][: self.window_shards].tolist()
         }
         return shards, int(bounds[windows[-1] + 1])
 
-    def _epoch(self, *key: int | str) -> tuple[Int64, Int64, Int64]:
-        """The order of the shards, the position of each one's first sample before the samples are shuffled, and the
-        bounds of the windows as positions."""
-        shards = len(self.first_samples) - 1
-        order = permute(np.arange(shards, dtype=np.uint64), shards, key_of(*key, "shards")).astype(np.int64)
-        starts = np.concatenate([[0], np.cumsum(np.diff(self.first_samples)[order])])
-        return order, starts[:-1], np.append(starts[: -1 : self.window_shards], starts[-1])
+
+@lru_cache(maxsize=32)  # the current epochs of so many sources
+def _epoch(windows: ShardWindows, *key: int | str) -> tuple[Int64, Int64, Int64]:
+    """The order of the shards in the epoch of `key`, the position of each one's first sample before the samples are
+    shuffled, and the bounds of the windows as positions."""
+    shards = len(windows.first_samples) - 1
+    order = permute(np.arange(shards, dtype=np.uint64), shards, key_of(*key, "shards")).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(np.diff(windows.first_samples)[order])])
+    return order, starts[:-1], np.append(starts[: -1 : windows.window_shards], starts[-1])
 
 
 @dataclass(frozen=True)
@@ -86,21 +88,32 @@ def shards_of_index(
         index: an index whose samples are in the order of their first documents.
         shard_starts: the first document of each shard of the split; the last is the number of documents.
     """
-    module = objective_of(objective)
+    module, starts = objective_of(objective), np.asarray(shard_starts)
 
-    def first_document(sample: int) -> int:
-        row = module.sample_rows(index.rows, np.array([sample]), seq_len)[0]
-        return int(row[module.DOCUMENT_COLUMNS[0]]) + index.first_document
+    def first_documents(samples: Int64) -> Int64:
+        rows = module.sample_rows(index.rows, samples, seq_len)
+        documents: Int64 = rows[:, module.DOCUMENT_COLUMNS[0]] + index.first_document
+        return documents
 
-    def shard_of(document: int) -> int:
-        return bisect_right(shard_starts, document) - 1
+    def shards_of(documents: Int64) -> Int64:
+        return np.searchsorted(starts, documents, side="right") - 1
 
-    first, last = shard_of(index.first_document), shard_of(index.stop_document - 1)
-    begins = [
-        0,
-        *(bisect_left(range(index.size), start, key=first_document) for start in shard_starts[first + 1 : last + 1]),
-    ]
-    stops = [*begins[1:], index.size]
+    first, last = shards_of(np.array([index.first_document, index.stop_document - 1])).tolist()
+    begins = np.concatenate([[0], _first_samples(first_documents, starts[first + 1 : last + 1], index.size)])
+    stops = np.append(begins[1:], index.size)
     # A sample ends in the document in which the next one begins, or before it.
-    ends = [last if stop == index.size else shard_of(first_document(stop)) for stop in stops]
-    return IndexShards(first, np.array([*begins, index.size]), np.array(ends) - first)
+    ends, is_inside = np.full(len(stops), last), stops < index.size
+    ends[is_inside] = shards_of(first_documents(stops[is_inside]))
+    return IndexShards(first, np.append(begins, index.size), ends - first)
+
+
+def _first_samples(first_documents: Callable[[Int64], Int64], documents: Int64, size: int) -> Int64:
+    """int64 (documents,): for each document the first of `size` samples that begins in it or later, or `size`. All are
+    bisected at once: a call for each would take most of a minute for 100,000 shards."""
+    low, high = np.zeros(len(documents), np.int64), np.full(len(documents), size)
+    while (is_open := np.flatnonzero(low < high)).size:
+        middle = (low[is_open] + high[is_open]) // 2
+        is_before = first_documents(middle) < documents[is_open]
+        low[is_open[is_before]] = middle[is_before] + 1
+        high[is_open[~is_before]] = middle[~is_before]
+    return low

@@ -11,7 +11,7 @@ from s3_endpoint import S3
 
 from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data, fetch_requested_shards
 from multihop.common.cache import LIMIT
-from multihop.common.mirror import push
+from multihop.common.mirror import LISTING, push
 from multihop.common.storage import open_folder
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.pretrain.data.shard_requests import request_shards
@@ -57,6 +57,20 @@ def test_shards_come_as_they_are_requested(spec: RemoteRunSpec, whole: Path, s3:
             wait_for(lambda: set(wanted) <= set(shards_in(data)))  # noqa: B023
         assert shards_in(data) == every[5:10] and fails() is None
         assert all((data / name).read_bytes() == (whole / name).read_bytes() for name in every[5:10])
+
+
+def test_each_shard_takes_the_same_requests(spec: RemoteRunSpec, whole: Path, s3: S3, tmp_path: Path) -> None:
+    """The listing, whose size grows with the number of shards, is not read again for each of them."""
+    every = shards_in(whole)[:9]
+    with fetch_data(spec) as data, fetch_requested_shards(spec, tmp_path, data):
+        before = len(s3.requests)
+        for name in every:
+            request_shards(tmp_path, [name])
+            wait_for((data / name).exists)
+    paths = [path for _, path in s3.requests[before:]]
+    assert sum(path.endswith(LISTING) for path in paths) <= 2  # HEAD and GET, if they were not sent before
+    of_shards = [sum(path.endswith(name) for path in paths) for name in every]
+    assert of_shards == [of_shards[0]] * 9 and sum(of_shards) >= len(paths) - 2
 
 
 def test_what_is_no_longer_wanted_makes_room(

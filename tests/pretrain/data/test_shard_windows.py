@@ -20,12 +20,14 @@ from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
-from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.index import SampleIndex, build_indexes
 from multihop.pretrain.data.loader import prefetch_batches
 from multihop.pretrain.data.order import MIXTURE_BLOCK, draw_sources, next_positions, quotas
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.shard_requests import clear_requests, request_shards, requested_shards
-from multihop.pretrain.data.shard_windows import ShardWindows
+from multihop.pretrain.data.shard_windows import ShardWindows, shards_of_index
+from multihop.pretrain.objectives import clm
+from multihop.pretrain.objectives.config import ObjectiveConfig
 
 WINDOWED = ["mlm", "mlm+sop", "clm", "mlm isolated", "clm isolated"]
 PHASES = [
@@ -66,6 +68,31 @@ def test_what_a_source_draws_next_is_known_before_it_is_drawn(weights: list[floa
     sources, drawn = draw_sources(np.arange(position, position + MIXTURE_BLOCK), quota, "key")
     firsts = [int(drawn[sources == source][0]) for source in range(len(weights))]
     assert next_positions(position, quota, "key").tolist() == firsts
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=2, max_size=40),
+    bounds=st.sets(st.integers(1, 39), max_size=8),
+    skipped=st.integers(0, 3),
+    seq_len=st.integers(1, 12),
+)
+def test_the_samples_of_each_shard_are_those_that_begin_in_it(
+    lengths: list[int], bounds: set[int], skipped: int, seq_len: int
+) -> None:
+    """`skipped` documents of another source come before those of the index."""
+    rows, objective = np.cumsum([0, *lengths]), ObjectiveConfig(name="clm")
+    starts = [0, *sorted(bound for bound in bounds if bound < skipped + len(lengths)), skipped + len(lengths)]
+    index = SampleIndex(rows, skipped, skipped + len(lengths), clm.sample_count(rows, seq_len))
+    found = shards_of_index(objective, index, starts, seq_len)
+    documents = skipped + clm.sample_rows(rows, np.arange(index.size), seq_len)[:, 0]
+    shard_of = np.searchsorted(starts, documents, side="right") - 1
+    shards = len(found.first_samples) - 1
+    assert found.first == np.searchsorted(starts, skipped, side="right") - 1 and shards == len(starts) - 1 - found.first
+    for shard in range(shards):
+        first, stop = found.first_samples[shard : shard + 2].tolist()
+        assert np.flatnonzero(shard_of == found.first + shard).tolist() == list(range(first, stop))
+        last = found.first + int(found.last_read[shard])
+        assert last == (shard_of[stop] if stop < index.size else len(starts) - 2)
 
 
 def test_what_was_ever_drawn_is_drawn_again() -> None:
