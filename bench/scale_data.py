@@ -32,15 +32,19 @@ _LINKS = 30_000
 """Names of one file; ext4 allows 65,000."""
 
 
-def main() -> None:
+Subcommands = dict[str, tuple[Callable[[Path, int], Iterator[Row]], list[int]]]
+"""Name -> the function that measures one size in a folder, and the sizes."""
+
+
+def main(description: str | None, subcommands: Subcommands) -> None:
     """Print a table and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=SUBCOMMANDS)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=subcommands)
     parser.add_argument("--sizes", type=lambda text: int(float(text)), nargs="+", default=None)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; default: a temporary one")
     parser.add_argument("--json", type=Path, default=None, help="default: bench/results/scale_WHAT.json")
     options = parser.parse_args()
-    run, sizes = SUBCOMMANDS[options.what]
+    run, sizes = subcommands[options.what]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as folder:
         for size in options.sizes or sizes:
@@ -168,17 +172,19 @@ def s3_copies(data: Path, fetched: Path) -> Iterator[Row]:
         location = f"s3://{server.make_bucket()}/data"
 
         def requests_of(what: str, function: Callable[[], dict[str, Any] | None]) -> Row:
-            before = len(server.requests)
-            row = measure(what, function)
-            return {**row, "requests": len(server.requests) - before}
+            return with_requests(server, what, function)
 
         yield requests_of("S3: copy a data set to it", lambda: mirror.push(data, open_folder(location)))
         yield requests_of("S3: list its files", lambda: {"names": len(open_folder(location).names())})
         yield requests_of("S3: fetch it", lambda: mirror.fetch(open_folder(location), fetched))
         yield requests_of("S3: fetch it again", lambda: mirror.fetch(open_folder(location), fetched))
-        yield requests_of(
-            "S3: fetch one more shard", lambda: mirror.fetch(open_folder(location), fetched, "train-00000.arrow".__eq__)
-        )
+
+
+def with_requests(server: Any, what: str, function: Callable[[], dict[str, Any] | None]) -> Row:
+    """Return the figures of a call, and the number of its requests to an S3 endpoint."""
+    before = len(server.requests)
+    row = measure(what, function)
+    return {**row, "requests": len(server.requests) - before}
 
 
 @contextmanager
@@ -198,9 +204,5 @@ def s3_endpoint() -> Iterator[Any]:
         yield server
 
 
-SUBCOMMANDS: dict[str, tuple[Callable[[Path, int], Iterator[Row]], list[int]]] = {
-    "shards": (shards, [1_000, 10_000, 100_000]),
-}
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"shards": (shards, [1_000, 10_000, 100_000])})
