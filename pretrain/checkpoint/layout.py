@@ -161,7 +161,9 @@ class Layout:
                 raise UserError(f"its stripes of {name[:200]} are in more than its {len(file_bytes):,} files")
 
 
-def build_stripes(parameters: Mapping[str, Sequence[int]], files: Sequence[Slices]) -> dict[str, list[Stripe]]:
+def build_stripes(
+    parameters: Mapping[str, Sequence[int]], files: Sequence[Slices | NDArray[np.int64]]
+) -> dict[str, list[Stripe]]:
     """The stripes of all parameters, from the slices that each file holds.
 
     Raises:
@@ -169,7 +171,8 @@ def build_stripes(parameters: Mapping[str, Sequence[int]], files: Sequence[Slice
     """
     names = sorted(parameters)
     file = np.repeat(np.arange(len(files)), [len(slices) for slices in files])
-    parameter, start, elements = np.array([row for slices in files for row in slices], np.int64).reshape(-1, 3).T
+    rows = [np.asarray(slices, np.int64).reshape(-1, 3) for slices in files]
+    parameter, start, elements = np.concatenate([np.empty((0, 3), np.int64), *rows]).T
     order = np.lexsort((start, parameter))
     file, parameter, start, elements = file[order], parameter[order], start[order], elements[order]
     is_next = parameter[1:] == parameter[:-1]  # the same parameter as the row before

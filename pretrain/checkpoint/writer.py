@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
 from multihop.common.s3 import error_reason
 from multihop.common.storage import Folder, open_folder
-from multihop.pretrain.checkpoint.layout import Slices, build_stripes, file_order, kinds_and_slices
+from multihop.pretrain.checkpoint.layout import build_stripes, file_order, kinds_and_slices
 from multihop.pretrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointFile,
@@ -49,7 +51,8 @@ class _Part(NamedTuple):
     entry: CheckpointFile
     kinds: dict[str, list[str]]
     """Parameter -> the kinds of its slices."""
-    slices: Slices
+    slices: NDArray[np.int64]
+    """int64 (slices, 3), as `Slices`."""
 
 
 class Snapshot:
@@ -224,22 +227,27 @@ class CheckpointWriter:
         """
         waiting = {f"{self._name(rank)}.done": rank for rank in range(self._world_size)}
         parts: dict[int, _Part] = {}
+        shared: dict[tuple[str, ...], list[str]] = {}
         with ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="parts") as threads:
             for _ in _polls(folder, lambda: f"rank {min(waiting.values())}'s part"):
                 names = set(folder.names())
                 if MANIFEST in names:
                     return None
                 done = sorted(waiting.keys() & names)
-                for name, part in zip(done, threads.map(lambda name: self._read_part(folder, name), done), strict=True):
+                read = threads.map(lambda name: self._read_part(folder, name, shared), done)
+                for name, part in zip(done, read, strict=True):
                     parts[waiting.pop(name)] = part
                 if not waiting:
                     break
         return [parts[rank] for rank in range(self._world_size)]
 
-    def _read_part(self, folder: Folder, name: str) -> _Part:
+    def _read_part(self, folder: Folder, name: str, shared: dict[tuple[str, ...], list[str]]) -> _Part:
+        """Read a .done file; equal kinds of all parts are one list of `shared`."""
         content = json.loads(folder.read_bytes(name, _MAX_PART_BYTES))
         assert content.pop("launch") == self._launch, "the file's name says so"
-        kinds, slices = content.pop("kinds"), content.pop("slices")
+        # Compact: a thousand ranks of ZeRO-3 have a million slices, whose lists and names would take most of a GB.
+        kinds = {sys.intern(name): shared.setdefault(tuple(each), each) for name, each in content.pop("kinds").items()}
+        slices = np.array(content.pop("slices"), np.int64).reshape(-1, 3)
         return _Part(CheckpointFile.model_validate(content), kinds, slices)
 
     def _check_committed(self, folder: Folder, manifest: CheckpointManifest) -> None:
