@@ -248,6 +248,19 @@ class Documents:
         shard, row = self._find(i)
         return shard.sentence_ends[row]
 
+    def sentences_in(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return int64 (stop - start,), the number of sentences of each of these documents, and uint32 (sentences,),
+        their `sentence_ends` one after another."""
+        counts, ends = [np.empty(0, np.int64)], [np.empty(0, np.uint32)]
+        while start < stop:
+            shard, row = self._find(start)
+            end = min(row + stop - start, len(shard.ids))
+            offsets = shard.sentence_ends.offsets[row : end + 1]
+            counts.append(np.diff(offsets).astype(np.int64))
+            ends.append(shard.sentence_ends.values[offsets[0] : offsets[-1]])
+            start += end - row
+        return np.concatenate(counts), np.concatenate(ends)
+
     def source(self, i: int) -> int:
         """Document i's index into the manifest's sources."""
         shard, row = self._find(i)

@@ -53,11 +53,13 @@ def _cut(
     documents: Documents, first: int, start: int, stop: int, room: int, gap: int, sentence_gap: int
 ) -> NDArray[np.int64]:
     """The samples of the documents first to stop - 1, from `start` in the first one, of `room` text tokens each."""
-    sentence_ends = [documents.sentence_ends(i).astype(np.int64) for i in range(first, stop)]
-    sentence_ends[0] = sentence_ends[0][sentence_ends[0] > start]
+    counts, sentence_ends = documents.sentences_in(first, stop)
+    ends = sentence_ends.astype(np.int64)
+    lengths = ends[np.cumsum(counts) - 1]
+    document = np.repeat(np.arange(first, stop), counts)
+    is_left = (document > first) | (ends > start)
+    document, ends = document[is_left], ends[is_left]
     # A sentence longer than a sample always begins a sample, so its splits are known in advance.
-    document = np.repeat(np.arange(first, stop), [len(ends) for ends in sentence_ends])
-    ends = np.concatenate(sentence_ends)
     begins = np.concatenate([[start], ends[:-1]])
     begins[1:][np.diff(document) > 0] = 0
     parts = np.maximum(1, -(-(ends - begins) // room))
@@ -66,7 +68,6 @@ def _cut(
     begins = np.repeat(begins, parts) + number * room
     ends = np.minimum(begins + room, last_end)
 
-    lengths = np.array([each[-1] for each in sentence_ends])
     offsets = np.concatenate([[0], np.cumsum(lengths + gap)])[document - first]
     offsets = offsets + sentence_gap * np.arange(len(document))
     next_first = np.searchsorted(ends + offsets, begins + offsets + room, side="right")

@@ -124,3 +124,15 @@ def test_a_data_set_of_many_shards_has_few_of_them_mapped_at_a_time(tmp_path, da
         assert documents.tokens(i).tolist() == tokens[i] and mapped() <= 4  # one more for `first`
     assert [getattr(documents, name).tolist() for name in names] == columns and mapped() <= 4
     assert first.tolist() == tokens[0]
+
+
+def test_the_sentences_of_documents_of_several_shards_are_read_at_once(tmp_path, data, tok):
+    prepare_many_shards(data, tok, tmp_path / "out")
+    documents = open_dataset(tmp_path / "out").train
+    every = [documents.sentence_ends(i).tolist() for i in range(len(documents))]
+    assert len(documents.shard_starts) > 5
+    for start in range(0, len(every), 3):
+        for stop in (start, start + 1, (start + len(every)) // 2, len(every)):
+            counts, ends = documents.sentences_in(start, stop)
+            assert counts.tolist() == [len(each) for each in every[start:stop]]
+            assert ends.tolist() == [end for each in every[start:stop] for end in each]
