@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,13 @@ def file_on_shared_disk(output: Output) -> Iterator[Path]:
 
 def stage_key(stage: str, packages: list[str], *depends_on: Any) -> str:
     """Return the key of an output: a hash of everything that decides its bytes, versions of packages included."""
-    versions = {name: version(name) for name in ["pyarrow", *packages]}
+    versions = {name: _version_of(name) for name in ["pyarrow", *packages]}
     return sha256_json([stage, 1, versions, depends_on])[:32]
+
+
+@cache
+def _version_of(package: str) -> str:
+    return version(package)  # reads and parses a file each time
 
 
 def write_once(entry: Path, path: Path, write: Callable[[Path], dict[str, Any]]) -> Output:
