@@ -178,6 +178,9 @@ def s3_copies(data: Path, fetched: Path) -> Iterator[Row]:
         yield requests_of("S3: list its files", lambda: {"names": len(open_folder(location).names())})
         yield requests_of("S3: fetch it", lambda: mirror.fetch(open_folder(location), fetched))
         yield requests_of("S3: fetch it again", lambda: mirror.fetch(open_folder(location), fetched))
+        yield requests_of(
+            "S3: fetch one more shard", lambda: mirror.fetch(open_folder(location), fetched, "train-00000.arrow".__eq__)
+        )
 
 
 def with_requests(server: Any, what: str, function: Callable[[], dict[str, Any] | None]) -> Row:
