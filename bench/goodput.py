@@ -109,7 +109,8 @@ def published() -> list[tuple[str, str, str]]:
     bloom = simulated(Nodes(48, 3 / 1000, spares=4), Recovery(3 * 3600.0, 40.0, 0.0, 600.0, 600.0), 105 * DAY)
     found.append(
         (
-            "BLOOM: 48 nodes and 4 spare, 3 per 1,000 node-days, a save of 40 s every 3 h, detected and restarted in 20 min",
+            "BLOOM: 48 nodes and 4 spare, 3 per 1,000 node-days, a save of 40 s every 3 h, detected and restarted in "
+            "20 min",
             f"{np.mean([each.failures for each in bloom]):.0f} failures, "
             f"{np.mean([each.lost_s / max(1, each.failures) for each in bloom]) / 3600:.1f} h lost by each, "
             f"goodput {np.mean([each.goodput(105 * DAY) for each in bloom]):.1%}",

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import EngineConfig
@@ -62,9 +64,9 @@ class StepTime:
     """Share of the communication that is hidden behind computing, as long as that takes."""
 
     @property
-    def parts(self) -> tuple[float, float, float, float, float]:
-        """Seconds of the products, attention, memory, communication and launches."""
-        return self.products, self.attention, self.memory, self.communication, self.launches
+    def parts(self) -> NDArray[np.float64]:
+        """float64 (5,): seconds of the products, attention, memory, communication and launches."""
+        return np.array([self.products, self.attention, self.memory, self.communication, self.launches])
 
     @property
     def largest(self) -> str:
@@ -110,7 +112,7 @@ def time_of(operations: Mapping[Operation, int], gpu: Gpu, bus_bandwidth: float,
                 took = each.bytes / (bus_bandwidth * efficiency.link)
         seconds[each.kind] += count * took
     launches = efficiency.launch_s * sum(operations.values())
-    return StepTime(*(seconds[kind] for kind in _KINDS), launches, efficiency.overlap)
+    return _step_time(np.array([*(seconds[kind] for kind in _KINDS), launches]), efficiency)
 
 
 def step_time(
@@ -127,13 +129,15 @@ def step_time(
         time_of(each, gpu, bus_bandwidth, efficiency)
         for each in (trace.micro_batches[0], trace.micro_batches[-1], trace.update)
     )
-    shares = [passes / micro_batches] * 3 + [1.0] * 2
-    computed = [
-        share * ((micro_batches - 1) * one + final)
-        for share, one, final in zip(shares, first.parts, last.parts, strict=True)
-    ]
-    both = StepTime(*(one + other for one, other in zip(computed, update.parts, strict=True)), efficiency.overlap)
-    return StepTime(*computed, efficiency.overlap).total + update.total, both.largest
+    shares = np.array([passes / micro_batches] * 3 + [1.0] * 2)
+    parts = shares * ((micro_batches - 1) * first.parts + last.parts)
+    computed, both = (_step_time(each, efficiency) for each in (parts, parts + update.parts))
+    return computed.total + update.total, both.largest
+
+
+def _step_time(parts: NDArray[np.float64], efficiency: Efficiency) -> StepTime:
+    products, attention, memory, communication, launches = parts.tolist()
+    return StepTime(products, attention, memory, communication, launches, efficiency.overlap)
 
 
 def _tiled_flops(product: Operation, multiprocessors: int) -> float:

@@ -94,7 +94,10 @@ def test_half_the_bandwidth_and_more_micro_batches_take_longer() -> None:
     assert slow[0] > fast[0] and slow[1] == "communication"
     two, ten = (step_time(trace, count, count, gpu, 450e9, efficiency)[0] for count in (2, 10))
     assert ten - two == pytest.approx(8 * time_of(trace.micro_batches[0], gpu, 450e9, efficiency).total, rel=0.05)
-    assert step_time(trace, 2, 2.0, GPUS["A100 80GB"], 450e9, efficiency)[0] > fast[0]
+    h100, a100 = (
+        step_time(trace, 2, 2.0, each, 450e9, Efficiency(launch_s=0.0))[0] for each in (gpu, GPUS["A100 80GB"])
+    )
+    assert a100 > h100
 
 
 def test_a_last_micro_batch_of_few_samples_takes_as_long_as_its_tokens_and_its_launches() -> None:
@@ -112,8 +115,11 @@ def test_a_last_micro_batch_of_few_samples_takes_as_long_as_its_tokens_and_its_l
 def test_a_small_product_keeps_few_multiprocessors_busy() -> None:
     gpu, efficiency = GPUS["H100"], Efficiency(launch_s=0.0)
 
-    def seconds(rows: int) -> float:
-        product = Operation("product", "mm", 2.0 * rows * 4096 * 4096, 0, torch.bfloat16, (rows, 4096, 4096))
+    def seconds(rows: int, length: int) -> float:
+        product = Operation("product", "mm", 2.0 * rows * 4096 * length, 0, torch.bfloat16, (rows, 4096, length))
         return time_of(Counter([product]), gpu, 1e9, efficiency).products
 
-    assert seconds(128) == pytest.approx(seconds(64)) and seconds(8192) == pytest.approx(8 * seconds(128))
+    assert seconds(128, 512) == pytest.approx(seconds(64, 512))
+    assert seconds(8192, 512) == pytest.approx(8 * seconds(128, 512))
+    # Long sums of few tiles are split among the others.
+    assert seconds(128, 4096) == pytest.approx(seconds(128, 512))
