@@ -26,9 +26,12 @@ def main() -> None:
             print(f"| {path.stem} |", done.stderr.strip().splitlines()[-1], "|" * (len(COLUMNS) - 1))
             continue
         for plan in json.loads(done.stdout)["plans"]:
+            if not plan["micro_batch_size"]:
+                print(f"| {path.stem} | {plan['phase']} | does not fit", "|" * (len(COLUMNS) - 2))
+                continue
             print(
                 f"| {path.stem} | {plan['phase']} | {plan['seq_len']:,} | {plan['zero_stage']} "
-                f"| {plan['activation_checkpointing']} | {plan['micro_batch_size'] or 'does not fit'} "
+                f"| {plan['activation_checkpointing']} | {plan['micro_batch_size']} "
                 f"| {plan['peak_bytes'] / 1e9:.1f} | {plan['step_s'] * 1000:,.0f} | {plan['limited_by']} "
                 f"| {plan['tokens_per_s']:,.0f} | {plan['mfu']:.0%} | {plan['hours']:,.1f} |",
                 flush=True,
