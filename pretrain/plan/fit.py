@@ -98,7 +98,7 @@ class RankPlan:
                 return whole
         fit = self._fit(self._extrapolate(limit), limit)
         while not fit.micro_batch_size and fit.samples > 1:
-            fit = self._fit(math.ceil(self.share / (fit.micro_batches + 1)), limit)
+            fit = self._fit(min(fit.samples - 1, math.ceil(self.share / (fit.micro_batches + 1))), limit)
         return fit
 
     def _fit(self, samples: int, limit: float) -> Fit:

@@ -101,4 +101,5 @@ def test_the_largest_micro_batch_is_within_the_limit_and_at_most_one_sample_too_
         found = plan.largest(limit)
         assert found.trace.peak <= limit and found.micro_batches <= math.ceil(plan.share / max(1, samples - 1))
     assert plan.largest(1e12).micro_batch_size == plan.share == 32
+    assert plan.largest(1e3).micro_batch_size == 0  # ends, although no number of samples fits
     assert plan._fit(1, 1e3).micro_batch_size == 0
