@@ -61,7 +61,7 @@ def plan(
         float | None, typer.Option(metavar="P", min=0.0, help="Price of a GPU for an hour, in any currency.")
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Try all ZeRO stages and kinds of activation checkpointing.")
+        bool, typer.Option("--sweep", help="Try ZeRO stages 1 to 3 and all kinds of activation checkpointing.")
     ] = False,
     failures: Annotated[float, typer.Option(metavar="RATE", min=0.0, help="Failures per 1,000 node-days.")] = 5.0,
     store: Annotated[
@@ -74,7 +74,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, time and cost of a run before it starts."""
-    from multihop.cluster.runs.inspect_step import index_folder_of, prepared_data
+    from multihop.cluster.runs.find_data import index_folder_of, prepared_data
     from multihop.cluster.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])

@@ -1,8 +1,6 @@
 """The samples of a training step, their documents, and the model's input, for `multihop inspect batch`."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multihop.cluster.runs.find_data import find_data, index_folder_of
 from multihop.cluster.runs.recipe import Recipe, validate_recipe
 from multihop.common.config import DATA, ORDER, effect_of
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object
-from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.data_prep.dataset.shards import open_dataset
-from multihop.data_prep.pipeline.identity import dataset_settings, sources_key
 from multihop.data_prep.tokenizers import tokenizer
 from multihop.data_prep.tokenizers.info import TokenizerInfo
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
@@ -86,31 +83,6 @@ def inspect_step(
     return InspectedStep(step, phase, is_skipped(recipe.phases, step), samples)
 
 
-def find_data(recipe: Recipe, runs: Path) -> Path:
-    """Return the directory of the data prepared with the recipe's settings.
-
-    Raises:
-        UserError: there is none.
-    """
-    found = prepared_data(recipe, runs)
-    if found is None:
-        raise UserError(
-            f"the data of {recipe.name} is not prepared in {runs}; run `multihop prep` with this recipe first"
-        )
-    return found
-
-
-def prepared_data(recipe: Recipe, runs: Path) -> Path | None:
-    """Return the directory of the data prepared with the recipe's settings; None if there is none."""
-    of_run = [runs / recipe.name / "data" / MANIFEST]
-    of_others = (runs / ".prepared" / sources_key(recipe.data)).glob(f"*/{MANIFEST}")
-    newest_first = sorted(of_others, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in [path for path in of_run if path.exists()] + newest_first:
-        if read_data_manifest(path.parent).settings == dataset_settings(recipe.data, recipe.tokenizer):
-            return path.parent
-    return None
-
-
 def deviations(recipe: Recipe, runs: Path) -> list[str]:
     """Return the keys that give an existing run of this name different batches from the recipe's."""
     path = runs / recipe.name / "recipe.json"
@@ -129,15 +101,6 @@ def _ranks(world_size: int | None, rank: int | None) -> range:
     if rank >= world_size:
         raise UserError(f"--rank must be < --world-size, got {rank} and {world_size}")
     return range(rank, rank + 1)
-
-
-@contextmanager
-def index_folder_of(run_dir: Path) -> Iterator[Path]:
-    if run_dir.exists():
-        yield run_dir / "index"
-        return
-    with tempfile.TemporaryDirectory(prefix="multihop-index-") as folder:
-        yield Path(folder)
 
 
 def _samples(builder: BatchBuilder, step: int, data_folder: Path, rank: dict[str, int]) -> list[InspectedSample]:
