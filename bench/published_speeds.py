@@ -5,9 +5,9 @@
 
 The rows of bench/published/mpt.csv are of MPT under FSDP, which shards as ZeRO stage 3 does
 (https://github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md, read 2026-11-28). A row belongs to the
-half that is fitted if the first hexadecimal digit of the SHA-256 of its text is even. Four constants are fitted. That
-of memory is of MPT's software, which moves more bytes than ours, and no default of `multihop plan`. Models are traced
-with two and four layers, and what two layers add is multiplied: all layers are alike.
+half that is fitted if the first hexadecimal digit of the SHA-256 of its text is even. Four constants are fitted, of
+which `multihop plan` has all but the share of the memory's bandwidth: MPT's software moves more bytes than ours. Models
+are traced with two and four layers, and what two layers add is multiplied: all layers are alike.
 """
 
 import argparse

@@ -14,9 +14,6 @@ _STATE_BYTES = 12
 """Bytes of a checkpoint for each parameter: weight and two moments in fp32. Muon's has fewer."""
 _COPY_BYTES_PER_S = 20e9
 """Rate at which a rank copies what it saves into the host's memory. An assumption."""
-_DETECT_S, _RESTART_S = 10.0, 60.0
-"""From a failure to the end of the ranks, and from there to the first step, without reading the checkpoint. These are
-assumptions; bench/recovery.py measured 9.9 s and 8 s on two hosts."""
 _SIMULATED = 50
 """Simulated runs."""
 _QUANTILES = (0.1, 0.5, 0.9)
@@ -62,15 +59,15 @@ def with_failures(
     pause_s = size / plans[0]["gpus"] / _COPY_BYTES_PER_S
     interval = max(daly_interval(pause_s, 86_400_000 / (nodes * failures)), save_s)  # a save at a time
     without_nodes: Literal["wait", "shrink"] = "shrink" if is_elastic else "wait"
-    recovery = Recovery(interval, pause_s, save_s, _DETECT_S, _RESTART_S + save_s, without_nodes)
+    recovery = Recovery(interval, pause_s, save_s, restart_s=Recovery.restart_s + save_s, without_nodes=without_nodes)
     outcomes = [simulate(cluster, recovery, work_s, seed, _MOST * work_s) for seed in range(_SIMULATED)]
-    hours = np.sort([each.seconds / 3600 for each in outcomes])[[round(q * (_SIMULATED - 1)) for q in _QUANTILES]]
+    hours = np.quantile([each.seconds / 3600 for each in outcomes], _QUANTILES, method="nearest").tolist()
     return {
         "failures_per_1000_node_days": failures,
         "checkpoint_bytes": size,
         "save_interval_s": interval,
         "failures": work_s / 86_400 * nodes * failures / 1000,
-        "hours": [None if math.isinf(each) else float(each) for each in hours],
+        "hours": [None if math.isinf(each) else each for each in hours],
         "repair_h": cluster.repair_s / 3600,
         "is_elastic": is_elastic,
         "goodput": float(np.mean([each.goodput(work_s) for each in outcomes])),
@@ -92,7 +89,7 @@ def failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str 
     low, middle, high = found["hours"]
     cost = "" if price is None else f", for {middle * gpus * price:,.0f}"
     return (
-        f"{head}Saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / GB:,.1f} "
+        f"{head}If it is saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / GB:,.1f} "
         f"GB), the run takes {middle:,.1f} h ({low:,.1f} to {high:,.1f}){cost}: a goodput of {found['goodput']:.1%}."
     )
 

@@ -54,10 +54,8 @@ def main() -> None:
 
 def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
-    efficiency, model = (
-        efficiency_of(plan.config.engine),
-        build_model_on_meta(plan.config.model, *request["vocabularies"]),
-    )
+    efficiency = efficiency_of(plan.config.engine)
+    model = build_model_on_meta(plan.config.model, *request["vocabularies"])
 
     def time_of_step(share: float) -> tuple[float, str]:
         count = math.ceil(share * plan.share / fit.samples)

@@ -101,7 +101,7 @@ def test_an_activation_of_two_names_is_one(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_several_dropout_rates_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_dropout_rates_that_differ(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     theirs_of(config_of("gpt2", 1, 16, 2, 8)).save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
