@@ -100,8 +100,8 @@ def published() -> list[tuple[str, str, str]]:
         failures, goodput = (np.mean([getattr(each, key) for each in outcomes]) for key in ("failures", "seconds"))
         found.append(
             (
-                "Llama 3: 2,048 nodes and 64 spare, 3.8 failures per 1,000 node-days, saved every 30 min with a pause of "
-                "5 s and a write of 30 s, detected in 1 min, "
+                "Llama 3: 2,048 nodes and 64 spare, 3.8 failures per 1,000 node-days, saved every 30 min with a pause "
+                "of 5 s and a write of 30 s, detected in 1 min, "
                 f"restarted in {restart_s / 60:.0f} min",
                 f"{failures:.0f} failures in {goodput / DAY:.1f} days, goodput {49 * DAY / goodput:.1%}",
                 "419 in 54 days, over 90 % effective",
