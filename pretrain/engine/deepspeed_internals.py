@@ -284,6 +284,22 @@ def update_model_weights(zero: Any | None, stage: int) -> None:
         zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
 
+def replicated_weights(module: nn.Module, stage: int) -> Iterator[tuple[str, Tensor]]:
+    """The weights that the model computes with, whole, one after another. In stage 3 all ranks must take all of them:
+    each is gathered, unless this rank keeps it."""
+    if stage < 3:
+        yield from module.named_parameters()
+        return
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
+
+    for name, parameter in module.named_parameters():
+        if parameter.ds_status == ZeroParamStatus.AVAILABLE:  # type: ignore[attr-defined]
+            yield name, parameter
+        else:
+            with GatheredParameters([parameter]):
+                yield name, parameter
+
+
 def drop_gradients(zero: Any, stage: int) -> None:
     """Drop the gradients of a step that was not applied.
 

@@ -15,6 +15,7 @@ from multihop.pretrain.engine.deepspeed_internals import (
     held_slices,
     initialize,
     owned_slices,
+    replicated_weights,
     spans_of_rank,
     update_model_weights,
     updated_together,
@@ -26,7 +27,7 @@ from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.muon import Muon, StepGroup
 from multihop.pretrain.optim.norms import clip_grad_norm_
-from multihop.pretrain.optim.optimizers import is_orthogonalized, moments_of
+from multihop.pretrain.optim.optimizers import hyperparameters, is_orthogonalized, moments_of
 from multihop.pretrain.optim.slices import whole_shape
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -81,6 +82,7 @@ class Engine:
         self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
         self.slices = owned_slices(model, self.zero, self._stage, ranks.rank, ranks.world_size)
         self._held = held_slices(model, self.slices, self._stage)
+        self._hyperparameters = hyperparameters(config.optimizer)
         self._moments = {name: moments_of(config.optimizer, name, shape) for name, shape in self.parameters.items()}
         for piece in self._held:
             self._allocate_state(piece.flat, self._moments[piece.name])
@@ -181,6 +183,28 @@ class Engine:
         if updates is not None and self._scaler_state().keys() == counters.keys():
             for key, value in counters.items():
                 setattr(self._scaler, key, value if key == "cur_scale" else int(value))
+
+    def replicated_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are equal on all ranks, by name: weights, buffers, and in stage 0 the moments.
+
+        In stage 3 all ranks must take all of them.
+        """
+        yield from replicated_weights(self.module, self._stage)
+        yield from self.module.named_buffers()
+        if self._stage == 0:
+            for piece in self._held:
+                for kind in self._moments[piece.name]:
+                    yield f"{kind} of {piece.name}", self._optimizer.state[piece.flat][kind]
+
+    def changed_hyperparameters(self) -> list[str]:
+        """Hyperparameters of the optimizer that are not the recipe's, such as "betas (0.9, 0.95) for (0.9, 0.999)"."""
+        groups = zip(self._optimizer.param_groups, self._hyperparameters, strict=True)
+        return [
+            f"{name} {group[name]} for {value}"
+            for group, of_recipe in groups
+            for name, value in of_recipe.items()
+            if group[name] != value
+        ]
 
     def metrics(self) -> dict[str, float]:
         """Additional metrics for a row."""

@@ -65,6 +65,14 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.host_group)
         return int(tensor.item())
 
+    def all_equal(self, value: int) -> bool:
+        """Whether all ranks have the same value, below 2**63: the smallest is the largest."""
+        tensor = torch.tensor([value, -value], dtype=torch.int64)
+        _recent.append(tensor)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.host_group)
+        smallest, largest = tensor.tolist()
+        return bool(smallest == -largest)
+
     def all_gather_rows(self, rows: Tensor) -> list[Tensor]:
         """Every rank's int64 (n, columns), on the host; n may differ."""
         counts = self.all_reduce_sum(

@@ -32,6 +32,22 @@ def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
     return in_layer and len(shape) == 2 and min(shape) > 1 and not is_embedding
 
 
+def hyperparameters(config: OptimizerConfig) -> list[dict[str, Any]]:
+    """What the recipe sets of the optimizer's parameter groups: of decayed weights, of others, and of those that Muon
+    orthogonalizes. The learning rate is set before each step."""
+    adam = {"betas": config.betas, "eps": config.eps}
+    decayed, others = {**adam, "weight_decay": config.weight_decay}, {**adam, "weight_decay": 0.0}
+    match config.name:
+        case "adamw":
+            return [decayed, others]
+        case "lamb":
+            return [decayed | {"trust": True}, others | {"trust": False}]
+        case "muon":
+            by_adamw = {"muon": False, "lr_ratio": config.adamw_lr_ratio}
+            orthogonalized = {"muon": True, "weight_decay": config.weight_decay, "momentum": config.momentum}
+            return [decayed | by_adamw, others | by_adamw, orthogonalized]
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
     named = list(model.named_parameters())
@@ -43,20 +59,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     # ZeRO stores a group's weights one after another: after a vocabulary's bias of odd size, all would be at addresses
     # that vectorized kernels cannot read.
     others.sort(key=lambda p: math.prod(whole_shape(p)) % _ALIGNED != 0)
-    decay, betas, eps = config.weight_decay, config.betas, config.eps
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    parameters = [matrices, others, hidden] if is_muon else [matrices, others]
+    groups = [{"params": each, **own} for each, own in zip(parameters, hyperparameters(config), strict=True)]
+    betas, eps = config.betas, config.eps
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
     if config.name == "lamb":
-        for group, trust in zip(groups, (True, False), strict=True):
-            group["trust"] = trust
         return Lamb(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, max_trust_ratio=config.max_trust_ratio)
     assert hidden
-    for group in groups:
-        group |= {"muon": False, "lr_ratio": config.adamw_lr_ratio}
-    groups.append({"params": hidden, "weight_decay": decay, "muon": True})
     scale = _SCALES[config.muon_scale]
     return Muon(groups, lr=0.0, momentum=config.momentum, betas=betas, eps=eps, weight_decay=0.0, scale=scale)

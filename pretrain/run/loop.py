@@ -5,7 +5,7 @@ for every remaining step:
     forward and backward each micro-batch             multihop.pretrain.engine.engine
     start to sum the next step's counts               multihop.pretrain.data.loader, multihop.pretrain.engine.ranks
     update with the step's learning rate              multihop.pretrain.optim.schedule
-    log, evaluate, save or stop if due
+    log, evaluate, check the replicas, save or stop if due
 
 The host waits for the device once per step, in the update, for the gradient's norm. While the device works, the hosts
 take the next step's batch and sum its counts; requests to stop or trace are sent with the counts, so that all ranks act
@@ -59,6 +59,7 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
 
     Raises:
         FloatingPointError: `engine.max_consecutive_nonfinite_steps` steps in a row had a non-finite loss or gradient.
+        InconsistentStateError: The ranks differ in what is equal on all of them.
     """
     config = batches.config
     last = total_steps(config.phases)
@@ -103,7 +104,11 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
         if progress.step % config.engine.eval_interval == 0 or progress.step == last:
             hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))
             meter = ThroughputMeter()
-        if progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping:
+        save_due = progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping
+        check_interval = config.engine.replica_check_interval
+        if save_due or (check_interval is not None and progress.step % check_interval == 0):
+            hooks.check_replicas(progress)
+        if save_due:
             hooks.save(progress)
         if stopping:
             return False

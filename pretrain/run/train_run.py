@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO
@@ -15,7 +15,7 @@ from typing import IO
 from filelock import FileLock, Timeout
 
 from multihop.common.errors import DONE, STOPPED
-from multihop.common.files import open_append, truncate_torn_line
+from multihop.common.files import open_append, sha256_json, truncate_torn_line
 from multihop.common.journal import JournalWriter
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
@@ -32,6 +32,7 @@ from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas
 from multihop.pretrain.environment import LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
@@ -76,6 +77,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
     shard_request_dir = run_dir if fetches_shards else None
     data = open_dataset(run_dir / "data", await_shard if fetches_shards else None)
     lock = _lock(run_dir) if ranks.rank == 0 else None
+    check_installed(ranks)
     resume = _resolve_resume(run_dir, config, data, ranks)
     times.lap("check_s")
 
@@ -89,6 +91,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         config, run_dir / "data", run_dir / "index", ranks.rank, ranks.world_size, sizes, shard_request_dir
     )
     loaded = load_engine(config, run_dir, data.manifest, ranks, max(sizes), resume.step)
+    check_state = _state_check(config, data, ranks, loaded)
+    check_state(loaded.state)
     journal = _journal(run_dir) if ranks.rank == 0 and REMOTE_RUN in os.environ else None
     writer = _checkpoint_writer(run_dir, config, ranks, resume, journal)
     writer.prepare(loaded.engine.state()[0])
@@ -106,6 +110,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
             stack.callback(journal.close)
         hooks = Hooks(
             emit=metrics_writer(metrics, console) if ranks.rank == 0 else _ignore,
+            check_replicas=check_state,
             save=_saver(config, data, ranks, loaded, writer, metrics, resume.run_id),
             record_skipped=skipped_writer(run_dir / "skipped.jsonl", batches) if ranks.rank == 0 else _ignore,
             heartbeat=watchdog(config.engine.hang_timeout_s),
@@ -115,7 +120,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         )
         try:
             finished = train(loaded.engine, batches, loaded.state, hooks, peak_flops)
-        except FloatingPointError:  # on all ranks at once; the save in progress must not be lost
+        except (FloatingPointError, InconsistentStateError):
+            # They are raised on all ranks at once. The save in progress must not be lost.
             writer.wait()
             ranks.broadcast(0)  # no rank exits before rank 0 has committed
             raise
@@ -215,6 +221,26 @@ def _saver(
         writer.save(tensors, manifest)
 
     return save
+
+
+def _state_check(
+    config: TrainingConfig, data: TokenDataset, ranks: Ranks, loaded: LoadedEngine
+) -> Callable[[TrainState], None]:
+    of_run = {"recipe": sha256_json(config.model_dump(mode="json")), "data": data.manifest.fingerprint}
+
+    def check(progress: TrainState) -> None:
+        engine = loaded.engine
+        changed = engine.changed_hyperparameters()
+        facts = {**of_run, **asdict(progress), **engine.metrics(), "changed hyperparameters": changed}
+        if ranks.world_size > 1:
+            check_replicas(ranks, engine.replicated_tensors(), facts, progress.step)
+        if changed:
+            raise InconsistentStateError(
+                f"the optimizer does not have the recipe's hyperparameters after step {progress.step}: "
+                f"{', '.join(changed)}; nothing was saved since then, and a rerun resumes from the newest checkpoint"
+            )
+
+    return check
 
 
 def _lock(run_dir: Path) -> FileLock:

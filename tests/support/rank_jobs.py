@@ -7,14 +7,22 @@ import numpy as np
 import torch
 
 from multihop.common.counter_rng import key_of
+from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import share_of_rank
-from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.deepspeed_internals import replaced
+from multihop.pretrain.engine.engine import Engine, StepResult
 from multihop.pretrain.engine.micro_batch import micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.engine.replicas import (
+    InconsistentStateError,
+    check_installed,
+    check_replicas,
+    installed_versions,
+)
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
 from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.optim.lamb import Lamb
@@ -266,3 +274,76 @@ def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray]
     started.engine.destroy()
     weights = {name: tensor.numpy().copy() for name, tensor in tensors.items() if name.startswith("weight/")}
     return {name[len("weight/") : -len("@0")]: array for name, array in weights.items()}, started.parent
+
+
+def message_of_check(ranks: Ranks, settings: dict[str, Any], fault: str) -> str | None:
+    """Train a step, plant a fault on rank 1, and return what the check of the replicas says; None: it finds nothing."""
+    config = TrainingConfig.model_validate(settings)
+    model = build_model_on_meta(config.model, VOCABULARY)
+    engine = Engine(config, model, ranks, 1, make_param_init(model, config.seed))
+    (batch,) = some_batches(config.seed, 0, 1, 16)
+    engine.forward_backward(batch, {name: float(count * ranks.world_size) for name, count in batch.counts.items()})
+    engine.step(config.phases[0].lr)
+    step = 1
+    if ranks.rank == 1:
+        tensors = dict(engine.replicated_tensors())
+        if fault in tensors:
+            tensor = tensors[fault]
+            integers = tensor.detach().view(-1).view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+            integers[5] ^= 1  # the lowest bit of its mantissa
+        elif fault == "betas":
+            engine._optimizer.param_groups[0]["betas"] = (0.9, 0.98)
+        elif fault == "step":
+            step = 2
+        else:
+            assert fault == "none"
+    else:
+        list(engine.replicated_tensors())  # in stage 3 it may be collective
+    facts = {"step": step, "changed hyperparameters": engine.changed_hyperparameters()}
+    try:
+        check_replicas(ranks, engine.replicated_tensors(), facts, 1)
+    except InconsistentStateError as error:
+        return str(error)
+    finally:
+        engine.destroy()
+    return None
+
+
+def message_of_installed(ranks: Ranks, other: bool) -> str | None:
+    """What the comparison of installed software says, with another version on the last rank or not."""
+    installed = installed_versions()
+    before = installed["torch"]
+    if other and ranks.rank == ranks.world_size - 1:
+        installed["torch"] = "1.0"
+    try:
+        check_installed(ranks)
+    except UserError as error:
+        return str(error)
+    finally:
+        installed["torch"] = before
+    return None
+
+
+def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) -> str:
+    """Run as a worker with a fault after a step's update; returns the message of this rank's failure.
+
+    Args:
+        fault: "weight" flips the lowest bit of one of rank 1's weights; "betas" sets them on all ranks.
+    """
+    original, steps = Engine.step, 0
+
+    def update(engine: Engine, lr: float) -> StepResult:
+        nonlocal steps
+        result, steps = original(engine, lr), steps + 1
+        if steps == step and fault == "betas":
+            engine._optimizer.param_groups[0]["betas"] = (0.9, 0.98)
+        elif steps == step and ranks.rank == 1:
+            engine.module.get_parameter("layers.1.feed_forward.down.weight").detach().view(torch.int32)[3, 4] ^= 1
+        return result
+
+    with replaced(Engine, step=update):
+        try:
+            run_worker(ranks, run_dir)
+        except InconsistentStateError as error:
+            return str(error)
+    return ""

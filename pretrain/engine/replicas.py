@@ -1,0 +1,154 @@
+"""Compares what is equal on all ranks of a run: replicated tensors, hyperparameters, counters, installed versions.
+
+After a bit has flipped in one rank's copy of the weights, the ranks average gradients of different models, and nothing
+in the loss shows it. What only one rank holds, such as a slice of the optimizer's state, has no copy to compare with.
+"""
+
+import hashlib
+import json
+import platform
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import multihop.pretrain
+from multihop.common.errors import UserError
+from multihop.common.files import canonical_json
+from multihop.pretrain.engine.ranks import Ranks
+
+_PACKAGES = ("torch", "deepspeed", "numpy", "pyarrow", "triton")
+_CHUNK = 2**22
+"""Elements of which the checksum is computed at once: it takes 24 bytes for each."""
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SHOWN = 3
+"""Most differences that a message names."""
+
+
+class InconsistentStateError(RuntimeError):
+    """The ranks differ in what is equal in every correct run, or do not have what the recipe sets. Raised on all ranks
+    at once."""
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """Fletcher's checksum (1982) of a tensor's elements as integers, modulo 2^64: int64 (2,), on its device.
+
+    The sum of the elements, which any single flipped bit changes; and the sum of each times its position, which changes
+    as well if two changes cancel in the first, or two elements are exchanged.
+    """
+    bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    for number, part in enumerate(bits.split(_CHUNK)):
+        elements, first = part.long(), number * _CHUNK + 1
+        sums[0] += elements.sum()
+        sums[1] += (elements * torch.arange(first, first + len(elements), device=tensor.device)).sum()
+    return sums
+
+
+def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], facts: Mapping[str, Any], step: int) -> None:
+    """Compare tensors and other values over the ranks. A collective call, which waits for the device once.
+
+    Args:
+        tensors: Names and replicated tensors, in the same order on all ranks.
+        facts: JSON values by name.
+        step: Steps done, for the message.
+
+    Raises:
+        InconsistentStateError: They differ; the message names the ranks, and the first of what differs.
+    """
+    names, sums = [], []
+    for name, tensor in tensors:
+        names.append(name)
+        sums.append(checksum(tensor).to(ranks.device))
+    table = torch.stack(sums).cpu() if sums else torch.zeros(0, 2, dtype=torch.int64)
+    content = canonical_json([names, dict(facts)])
+    digest = hashlib.sha256(table.numpy().tobytes() + content).digest()
+    if ranks.all_equal(_number(digest)):
+        return
+    found = [*_differing_tensors(ranks, names, table), *differing_facts(ranks, facts)]
+    more = f", and {len(found) - _SHOWN:,} more differences" if len(found) > _SHOWN else ""
+    raise InconsistentStateError(
+        f"the ranks differ after step {step}: {'; '.join(found[:_SHOWN])}{more}; nothing was saved since then, and a "
+        "rerun resumes from the newest checkpoint; if a host is named again, test its memory and its GPUs"
+    )
+
+
+def check_installed(ranks: Ranks) -> None:
+    """Check that all ranks run the same code with the same libraries. A collective call.
+
+    Raises:
+        UserError: They do not.
+    """
+    installed = installed_versions()
+    if ranks.all_equal(_number(hashlib.sha256(canonical_json(installed)).digest())):
+        return
+    found = differing_facts(ranks, installed)
+    raise UserError(f"the ranks do not run the same software: {'; '.join(found)}; install the same on all nodes")
+
+
+def differing_facts(ranks: Ranks, facts: Mapping[str, Any]) -> list[str]:
+    """A sentence for each value that is not the same on all ranks. A collective call."""
+    everywhere = [json.loads(text) for text in ranks.all_gather_text(canonical_json(dict(facts)).decode())]
+    hosts = ranks.all_gather_text(socket.gethostname())
+    found = []
+    for name in dict.fromkeys(name for each in everywhere for name in each):
+        values = [json.dumps(each.get(name), sort_keys=True) for each in everywhere]
+        if odd := _odd_ones(values):
+            usual = "" if len(odd) == len(values) else f", the others {Counter(values).most_common(1)[0][0]}"
+            shown = ", ".join(f"rank {rank} ({hosts[rank]}) has {name} {values[rank]}" for rank in odd[:_SHOWN])
+            found.append(f"{shown}{usual}")
+    return found
+
+
+@cache
+def installed_versions() -> dict[str, str | None]:
+    """The versions of the libraries that decide a step's bits, and a hash of this package's code."""
+    code = hashlib.sha256()
+    for path in sorted(Path(multihop.pretrain.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    cuda = torch.version.cuda
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "CUDA": cuda,
+        "cuDNN": None if cuda is None else str(torch.backends.cudnn.version()),
+        "NCCL": None if cuda is None else ".".join(map(str, torch.cuda.nccl.version())),
+        "multihop's code": code.hexdigest()[:12],
+    }
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:7], "big")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _differing_tensors(ranks: Ranks, names: Sequence[str], table: Tensor) -> list[str]:
+    """A sentence for each tensor whose checksum is not the same on all ranks, in the model's order."""
+    everywhere = [[tuple(row) for row in rows.tolist()] for rows in ranks.all_gather_rows(table)]
+    hosts = ranks.all_gather_text(socket.gethostname())
+    found = []
+    for name, values in zip(names, zip(*everywhere, strict=True), strict=True):
+        if odd := _odd_ones(values):
+            who = ", ".join(f"{rank} ({hosts[rank]})" for rank in odd[:_SHOWN])
+            found.append(f"{name} of {'rank' if len(odd) == 1 else 'ranks'} {who}")
+    return found
+
+
+def _odd_ones(values: Sequence[Any]) -> list[int]:
+    """The ranks that do not have the value that most ranks have; all of them if no value has a majority."""
+    value, count = Counter(values).most_common(1)[0]
+    if 2 * count <= len(values):
+        return list(range(len(values)))
+    return [rank for rank, each in enumerate(values) if each != value]

@@ -1,0 +1,126 @@
+"""The comparison of what is equal on all ranks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_jobs import message_of_check, message_of_installed
+
+from multihop.pretrain.engine.replicas import checksum
+
+Pool = Any
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+
+
+def settings(stage: int, precision: str = "fp32", persistent: bool = True) -> dict[str, Any]:
+    zero = {} if persistent else {"stage3_param_persistence_threshold": 0}
+    return {
+        "seed": 5,
+        "model": {
+            "family": "bert", "layers": 2, "hidden": 16, "heads": 2, "intermediate": 32, "max_positions": 16,
+            "dropout": 0.0,
+        },
+        "objective": {"name": "mlm+nsp"},
+        "phases": [{"seq_len": 16, "global_batch_size": 4, "steps": 4, "lr": 1e-2}],
+        "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "engine": {
+            "zero_stage": stage, "precision": precision, "deepspeed": {"zero_optimization": zero} if zero else {},
+        },
+    }  # fmt: skip
+
+
+def reference(tensor: torch.Tensor) -> list[int]:
+    kind = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[tensor.element_size()]
+    as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    elements = [int(each) for each in tensor.contiguous().view(-1).view(as_integers).numpy().astype(kind)]
+    sums = [sum(elements), sum(number * each for number, each in enumerate(elements, start=1))]
+    return [(each + 2**63) % 2**64 - 2**63 for each in sums]
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 5), max_size=3), DTYPES)
+def test_the_checksum_is_fletchers(seed: int, shape: list[int], dtype: torch.dtype) -> None:
+    numbers = np.random.default_rng(seed).integers(-(2**62), 2**62, shape)
+    tensor = torch.from_numpy(np.asarray(numbers)).to(dtype)
+    before = tensor.clone()
+    assert checksum(tensor).tolist() == reference(tensor) and torch.equal(tensor, before)
+    if tensor.dim() > 1:
+        assert checksum(tensor.mT).tolist() == reference(tensor.mT)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 99), st.integers(0, 31), st.integers(0, 99), st.integers(0, 31))
+def test_one_or_two_flipped_bits_and_two_exchanged_elements_change_it(
+    seed: int, at: int, bit: int, other: int, other_bit: int
+) -> None:
+    integers = torch.from_numpy(np.random.default_rng(seed).integers(-(2**31), 2**31, 100, np.int32))
+    before = checksum(integers.view(torch.float32)).tolist()
+
+    def flipped(*places: tuple[int, int]) -> torch.Tensor:
+        changed = integers.numpy().copy()
+        for place, which in places:
+            changed[place] ^= np.array(1 << which, np.uint32).astype(np.int32)
+        return torch.from_numpy(changed).view(torch.float32)
+
+    assert checksum(flipped((at, bit))).tolist() != before
+    if (at, bit) != (other, other_bit):
+        assert checksum(flipped((at, bit), (other, other_bit))).tolist() != before
+    exchanged = integers.clone()
+    exchanged[[at, other]] = exchanged[[other, at]]
+    assert (checksum(exchanged).tolist() == before) == torch.equal(exchanged, integers)
+
+
+def test_long_tensors_are_summed_in_parts() -> None:
+    long = torch.arange(2**22 + 3, dtype=torch.int32)
+    size = len(long)
+    # The sum of the numbers below size, and that of number * (number + 1), modulo 2^64.
+    second = (size - 1) * size * (size + 1) // 3
+    assert checksum(long).tolist() == [size * (size - 1) // 2, (second + 2**63) % 2**64 - 2**63]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("stage", "precision", "fault"),
+    [
+        (0, "fp32", "layers.1.feed_forward.down.weight"),
+        (0, "fp32", "exp_avg_sq of layers.0.attention.query.weight"),
+        (1, "fp32", "layers.1.feed_forward.down.weight"),
+        (1, "bf16", "word.weight"),
+        (2, "bf16", "layers.0.attention.output.bias"),
+        (3, "fp32", "layers.1.feed_forward.down.weight"),
+    ],
+)
+def test_a_flipped_bit_of_one_rank_is_found_and_named(pool: Pool, stage: int, precision: str, fault: str) -> None:
+    messages = pool(3).run(message_of_check, settings(stage, precision), fault)
+    assert len(set(messages)) == 1 and f"after step 1: {fault} of rank 1 (" in messages[0]
+    assert "more differences" not in messages[0]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "named"), [("betas", "(0.9, 0.98) for (0.9, 0.999)"), ("step", "step 2, the others")]
+)
+def test_other_hyperparameters_or_counters_of_one_rank_are_found(pool: Pool, fault: str, named: str) -> None:
+    messages = pool(3).run(message_of_check, settings(1), fault)
+    assert len(set(messages)) == 1 and "rank 1 (" in messages[0] and named in messages[0]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_that_agree_raise_no_alarm(pool: Pool, stage: int) -> None:
+    for each in (settings(stage), settings(stage, "bf16" if stage else "fp32", persistent=False)):
+        assert pool(3).run(message_of_check, each, "none") == [None] * 3
+
+
+@pytest.mark.ranks
+def test_of_two_ranks_neither_is_blamed(pool: Pool) -> None:
+    messages = pool(2).run(message_of_check, settings(1), "layers.1.feed_forward.down.weight")
+    assert "layers.1.feed_forward.down.weight of ranks 0 (" in messages[0] and ", 1 (" in messages[0]
+
+
+@pytest.mark.ranks
+def test_other_libraries_on_one_rank_are_the_users_mistake(pool: Pool) -> None:
+    assert pool(3).run(message_of_installed, False) == [None] * 3
+    for message in pool(3).run(message_of_installed, True):
+        assert "rank 2 (" in message and 'has torch "1.0", the others "2.' in message
