@@ -28,6 +28,27 @@ def verify_command(run: CheckpointsPath, runs: Runs = Path("runs"), as_json: AsJ
     raise typer.Exit(show_results(location, as_json))
 
 
+@checkpoints_app.command("audit")
+def audit_command(
+    run: CheckpointsPath,
+    first: Annotated[
+        int | None,
+        typer.Option("--from", min=0, help="Step to train again from; 0: the start. Default: the one before --to."),
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--to", min=1, help="Step of the checkpoint to audit. Default: the newest.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster to train on. Default: this machine.")
+    ] = None,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Train the steps between two checkpoints again, and compare bit for bit. Exit code 1: they differ."""
+    location = locate_run(run, runs)
+    raise typer.Exit(show_audit(Path(location), first, last, address, as_json))
+
+
 @checkpoints_app.command("average")
 def average_command(
     run: CheckpointsPath,
@@ -75,10 +96,11 @@ def show_list(location: str, as_json: bool) -> None:
     from rich.table import Column, Table
 
     from multihop.cluster.console import plain
+    from multihop.cluster.runs.audit import proved_checkpoints
     from multihop.cluster.runs.checkpoints import list_checkpoints
-    from multihop.pretrain.run.find_checkpoint import checkpoints_at
+    from multihop.pretrain.run.find_checkpoint import checkpoints_at, run_dir_of
 
-    rows = list_checkpoints(checkpoints_at(location))
+    rows = list_checkpoints(checkpoints_at(location), proved_checkpoints(run_dir_of(location)))
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
@@ -89,7 +111,8 @@ def show_list(location: str, as_json: bool) -> None:
         numbers = ["" if cell is None else f"{cell:,}" for cell in cells]
         numbers[3] = "" if row.bytes is None else _size(row.bytes)
         name = row.folder if row.step is None else f"{row.step:,}"
-        date, state = (row.date or "").replace("T", " "), "committed" if row.committed else row.note
+        date, state = (row.date or "").replace("T", " "), row.note or "committed"
+        state += ", audited" if row.is_audited else ""
         table.add_row(*map(plain, (name, date, *numbers, state)))
     # Where there is no terminal, Rich would break lines at 80 columns.
     Console(width=None if sys.stdout.isatty() else 1000).print(table)
@@ -115,6 +138,34 @@ def show_results(location: str, as_json: bool) -> int:
             "Restore the named files from a copy, or rerun the training command: it resumes from the newest good "
             "checkpoint, and renames newer ones that are damaged."
         )
+    return 1
+
+
+def show_audit(run_dir: Path, first: int | None, last: int | None, address: str | None, as_json: bool) -> int:
+    """Audit, and print the outcome; returns the exit code, 1 if something differs."""
+    from multihop.cluster.runs.audit import audit
+
+    outcome = audit(run_dir, first, last, address)
+    if as_json:
+        print(json.dumps(asdict(outcome), indent=1))
+        return 0 if outcome.is_equal else 1
+    print(f"replayed  steps {outcome.first + 1:,} to {outcome.last:,} in {outcome.seconds:,.0f} s")
+    if outcome.is_equal:
+        print("equal     all weights, moments and counters, bit for bit")
+        return 0
+    for sentence in outcome.counters:
+        print(f"differs   {sentence}")
+    if outcome.tensors:
+        each = outcome.tensors[0]
+        print(
+            f"differs   {each.kind} of {each.parameter}: {each.elements:,} of {each.size:,} elements, by "
+            f"{each.relative:.1e} of their norm; {len(outcome.tensors):,} tensors differ"
+        )
+    if outcome.loss is not None:
+        step, found, expected = outcome.loss
+        print(f"loss      first differs at step {step:,} of those that are logged: {found!r} for {expected!r}")
+    for sentence in outcome.conditions:
+        print(safe_text(f"changed   {sentence}: other bits are expected"))
     return 1
 
 

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,6 +64,8 @@ class ListedCheckpoint:
     """Number of elements of all parameters."""
     bytes: int | None = None
     tokens: int | None = None
+    is_audited: bool = False
+    """Whether an audit found it equal."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,13 @@ class VerifyResult:
     note: str = ""
 
 
-def list_checkpoints(checkpoints: str) -> list[ListedCheckpoint]:
-    """Return all folders of steps, oldest first, and then those that were renamed because they are damaged."""
-    rows = [_describe(checkpoints, step) for step in list_steps(checkpoints)]
+def list_checkpoints(checkpoints: str, proved: Collection[str] = ()) -> list[ListedCheckpoint]:
+    """Return all folders of steps, oldest first, and then those that were renamed because they are damaged.
+
+    Args:
+        proved: content hashes of checkpoints that an audit found equal.
+    """
+    rows = [_describe(checkpoints, step, proved) for step in list_steps(checkpoints)]
     aside = [name for name in open_folder(checkpoints).names() if _SET_ASIDE.fullmatch(name)]
     return rows + [
         ListedCheckpoint(name, False, "renamed because it is damaged; remove it when you have looked at it")
@@ -98,7 +104,7 @@ def verify_checkpoints(checkpoints: str) -> list[VerifyResult]:
     return results
 
 
-def _describe(checkpoints: str, step: int) -> ListedCheckpoint:
+def _describe(checkpoints: str, step: int, proved: Collection[str]) -> ListedCheckpoint:
     folder = open_folder(folder_of_step(checkpoints, step))
     name = folder.location.rsplit("/", 1)[-1]
     if folder.size(MANIFEST) is None:
@@ -117,6 +123,7 @@ def _describe(checkpoints: str, step: int) -> ListedCheckpoint:
         parameters=sum(prod(shape) for shape in manifest.parameters.values()),
         bytes=sum(entry.bytes for entry in manifest.files),
         tokens=manifest.tokens,
+        is_audited=manifest.content_hash() in proved,
     )
 
 

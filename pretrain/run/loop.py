@@ -24,7 +24,7 @@ from multihop.pretrain.checkpoint.manifest import TrainState
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.loader import prefetch_batches
-from multihop.pretrain.data.phases import is_skipped, model_after, total_steps
+from multihop.pretrain.data.phases import is_skipped, model_after
 from multihop.pretrain.engine.engine import Engine, StepResult, read_scalars
 from multihop.pretrain.optim.schedule import learning_rate
 from multihop.pretrain.run.heldout import evaluate, mean_losses
@@ -51,10 +51,13 @@ class _Share:
         return not any(self.totals[name] for name in self.batch.counts)
 
 
-def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Hooks, peak_flops: float) -> bool:
+def train(
+    engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Hooks, last: int, peak_flops: float
+) -> bool:
     """Train from `progress.step` to the last step; true when done, false when stopped on request after saving.
 
     Args:
+        last: Steps done at the end, at most those of the recipe.
         peak_flops: Floating-point operations per second that the devices of all ranks can do together.
 
     Raises:
@@ -62,7 +65,6 @@ def train(engine: Engine, batches: BatchBuilder, progress: TrainState, hooks: Ho
         InconsistentStateError: The ranks differ in what is equal on all of them.
     """
     config = batches.config
-    last = total_steps(config.phases)
     engine.module.config = model_after(config.model, config.phases, progress.step)
     if progress.step == 0:
         hooks.emit(_progress_row(batches, progress) | evaluate(engine, batches, hooks.heartbeat))

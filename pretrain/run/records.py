@@ -17,6 +17,7 @@ from multihop.common.json_lines import Row, append_row
 from multihop.common.machine import cpu_model
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.engine.replicas import installed_versions
 from multihop.pretrain.environment import TIMES
 
 _PARTS = {
@@ -121,6 +122,7 @@ def append_launch(
         "threads": torch.get_num_threads(),
         "matmul_tflops_per_s": rate / 1e12,
         "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
+        "versions": installed_versions(),
         "rejected": rejected,
         "seconds": times.seconds,
     }

@@ -27,13 +27,14 @@ from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.shard_requests import await_shard
 from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas
-from multihop.pretrain.environment import LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
+from multihop.pretrain.environment import LAST_STEP, LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
@@ -103,6 +104,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         first_step = max(0, resume.step)
         nodes = round(totals["nodes"])
         append_launch(run_dir / "launches.jsonl", ranks, nodes, resume.launch, first_step, resume.rejected, rate, times)
+    last = min(total_steps(config.phases), int(os.environ.get(LAST_STEP, sys.maxsize)))
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:
         metrics = stack.enter_context(TextIOWrapper(open_append(run_dir / "metrics.jsonl")))
@@ -119,7 +121,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
             trace=tracer.before_step,
         )
         try:
-            finished = train(loaded.engine, batches, loaded.state, hooks, peak_flops)
+            finished = train(loaded.engine, batches, loaded.state, hooks, last, peak_flops)
         except (FloatingPointError, InconsistentStateError):
             # They are raised on all ranks at once. The save in progress must not be lost.
             writer.wait()

@@ -1,16 +1,19 @@
 """Jobs of the ranks of a `RankPool`. Each function runs on every rank at once."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from multihop.common.counter_rng import key_of
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.data.batches import BatchBuilder
+from multihop.pretrain.data.batches import BatchBuilder, RankBatch
 from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.phases import share_of_rank
 from multihop.pretrain.engine.deepspeed_internals import replaced
@@ -23,6 +26,7 @@ from multihop.pretrain.engine.replicas import (
     check_replicas,
     installed_versions,
 )
+from multihop.pretrain.environment import LAST_STEP
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
 from multihop.pretrain.objectives.batch import Batch, ModelInput
 from multihop.pretrain.optim.lamb import Lamb
@@ -35,6 +39,7 @@ from multihop.pretrain.run.records import LaunchTimes
 from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61
+_A_WEIGHT = "layers.1.feed_forward.down.weight"
 
 
 def some_batches(seed: int, step: int, sequences: int, max_seqlen: int, vocab_size: int = VOCABULARY) -> list[Batch]:
@@ -325,25 +330,64 @@ def message_of_installed(ranks: Ranks, other: bool) -> str | None:
 
 
 def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) -> str:
-    """Run as a worker with a fault after a step's update; returns the message of this rank's failure.
+    """Run as a worker with a fault in a step; returns the message of this rank's failure.
 
     Args:
-        fault: "weight" flips the lowest bit of one of rank 1's weights; "betas" sets them on all ranks.
+        fault: "weight" flips the lowest bit of one of rank 1's weights, of those that the model computes with;
+            "exp_avg" and "master" one of this moment, and of the fp32 weights that it owns; "product" makes rank 1
+            compute with another weight in this step; "batch" gives rank 1 the samples of another step; "betas" sets
+            them on all ranks, and "betas of a step" for this step alone.
     """
-    original, steps = Engine.step, 0
+    update, forward, batch_of = Engine.step, Engine.forward_backward, BatchBuilder.step
+    done = 0
 
-    def update(engine: Engine, lr: float) -> StepResult:
-        nonlocal steps
-        result, steps = original(engine, lr), steps + 1
-        if steps == step and fault == "betas":
-            engine._optimizer.param_groups[0]["betas"] = (0.9, 0.98)
-        elif steps == step and ranks.rank == 1:
-            engine.module.get_parameter("layers.1.feed_forward.down.weight").detach().view(torch.int32)[3, 4] ^= 1
+    def with_fault_in_update(engine: Engine, lr: float) -> StepResult:
+        nonlocal done
+        (group, *_), done = engine._optimizer.param_groups, done + 1
+        before = group["betas"]
+        if done == step and fault.startswith("betas"):
+            group["betas"] = (0.9, 0.98)
+        result = update(engine, lr)
+        if fault == "betas of a step":
+            group["betas"] = before
+        if done == step and ranks.rank == 1 and fault in ("exp_avg", "master"):
+            owned = {"exp_avg": "exp_avg", "master": "weight"}[fault]
+            tensor = next(each for name, each in engine.state()[0].items() if name.startswith(f"{owned}/layers.1"))
+            tensor.view(torch.int32)[7] ^= 1
+        if done == step and ranks.rank == 1 and fault == "weight":
+            engine.module.get_parameter(_A_WEIGHT).detach().view(torch.int32)[3, 4] ^= 1
         return result
 
-    with replaced(Engine, step=update):
+    def with_fault_in_product(engine: Engine, batch: Batch, global_counts: dict[str, float]) -> dict[str, Tensor]:
+        is_wrong = done == step - 1 and ranks.rank == 1 and fault == "product"
+        if not is_wrong:
+            return forward(engine, batch, global_counts)
+        weight = engine.module.get_parameter(_A_WEIGHT).detach()
+        before = weight.clone()
+        weight[3, 4] += 0.01
+        sums = forward(engine, batch, global_counts)
+        weight.copy_(before)
+        return sums
+
+    def other_batch(builder: BatchBuilder, number: int) -> RankBatch:
+        is_wrong = fault == "batch" and number == step - 1 and ranks.rank == 1
+        return replace(batch_of(builder, number + 1), step=number) if is_wrong else batch_of(builder, number)
+
+    with (
+        replaced(Engine, step=with_fault_in_update, forward_backward=with_fault_in_product),
+        replaced(BatchBuilder, step=other_batch),
+    ):
         try:
             run_worker(ranks, run_dir)
         except InconsistentStateError as error:
             return str(error)
     return ""
+
+
+def run_worker_to(ranks: Ranks, run_dir: Path, last: int) -> int:
+    """Run as a worker until a step; returns the exit status."""
+    os.environ[LAST_STEP] = str(last)
+    try:
+        return run_worker(ranks, run_dir)
+    finally:
+        del os.environ[LAST_STEP]

@@ -1,0 +1,218 @@
+"""Audit a checkpoint: train the steps since an earlier one again, and compare the result bit for bit.
+
+A hash shows that a file is what was written. An audit shows that what was written is what the recipe, the data and the
+earlier checkpoint give: it finds a bit that flipped in a rank's memory before the save, a wrong product of a faulty
+core, and steps that were trained with other settings than the recipe's.
+"""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from multihop.cluster.ray.session import ray_session
+from multihop.common.errors import UserError
+from multihop.common.files import make_folder, read_json_object, write_atomically
+from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint.difference import TensorDifference, differing_counters, differing_tensors
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.verify import list_steps, verify
+from multihop.pretrain.data.phases import total_steps
+from multihop.pretrain.engine.micro_batch import CACHE_FILE
+from multihop.pretrain.environment import LAST_STEP
+from multihop.pretrain.run.changes import CHANGES
+from multihop.pretrain.run.files import checkpoints_of, read_config
+
+AUDITS = "audits.jsonl"
+"""File in a run's folder with a row for each audit."""
+_LINKED = ("data", "index")
+_COPIED = (CHANGES, CACHE_FILE, "identity")
+_SAME_BITS = ("world_size", "device", "threads", "versions")
+"""Fields of launches.jsonl that must be equal for equal bits."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The outcome of an audit."""
+
+    first: int
+    """Step of the checkpoint that the replay started from; 0 also if it began with the initial weights."""
+    last: int
+    """Step of the checkpoint that was audited."""
+    is_equal: bool
+    """Whether all weights, moments and counters are equal bit for bit."""
+    counters: list[str]
+    """Counters that differ."""
+    tensors: list[TensorDifference]
+    """Weights and moments that differ, in the order of their names."""
+    loss: tuple[int, float, float] | None
+    """The first logged step whose loss differs, with its loss in the replay and in the run."""
+    conditions: list[str]
+    """What was not the same in the replay, so that other bits are expected: device, threads, versions, ranks."""
+    seconds: float
+
+
+def audit(run_dir: Path, first: int | None, last: int | None, address: str | None) -> Audit:
+    """Replay the steps between two committed checkpoints, compare, and record the outcome in audits.jsonl.
+
+    Args:
+        first: step of the checkpoint to start from, or 0 for the initial weights; None: the one before `last`.
+        last: step of the checkpoint to audit; None: the newest.
+        address: the Ray cluster to train on; None: as for `ray_session`.
+
+    Raises:
+        UserError: there are no such checkpoints, one is damaged, or they were made from other data.
+        TrainingFailed: the replay failed.
+    """
+    from multihop.cluster.ray.train_driver import train_on_ray
+
+    config = read_config(run_dir)
+    checkpoints = checkpoints_of(run_dir, config)
+    first, last = _steps(checkpoints, first, last)
+    expected = verify(folder_of_step(checkpoints, last))
+    started = time.monotonic()
+    with replay_folder(run_dir, first, expected) as folder:
+        ranks = expected.world_size
+        with ray_session(address, ranks):
+            replayed, variables = str(folder / "checkpoints"), _variables_of(run_dir)
+            environment = {LAST_STEP: str(last)}
+            is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
+        if is_stopped:
+            raise UserError(f"the replay was stopped before step {last}; audit the run again")
+        outcome = compare_replay(run_dir, folder, first, expected, time.monotonic() - started)
+    append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
+    return outcome
+
+
+@contextmanager
+def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest) -> Iterator[Path]:
+    """A folder in the run's, in which the ranks train the same steps again from the checkpoint of `first`; removed at
+    the end.
+
+    Args:
+        expected: the checkpoint that is audited; its recipe, stage and number of ranks apply.
+    """
+    checkpoints = checkpoints_of(run_dir, read_config(run_dir))
+    folder = Path(tempfile.mkdtemp(prefix=".audit-", dir=run_dir.absolute()))
+    try:
+        for name in _LINKED:
+            if (run_dir / name).exists():
+                (folder / name).symlink_to((run_dir / name).resolve(), target_is_directory=True)
+        for name in _COPIED:
+            if (run_dir / name).exists():
+                shutil.copyfile(run_dir / name, folder / name)
+        make_folder(folder / "logs", mode=0o700)
+        content = json.dumps(_recipe_of_replay(run_dir, expected)).encode()
+        write_atomically(folder / "recipe.json", content, mode=0o600)
+        if first > 0:
+            start = open_folder(folder_of_step(checkpoints, first))
+            copy = open_folder(folder_of_step(str(folder / "checkpoints"), first))
+            for name in start.names():
+                with start.open(name) as file:
+                    copy.write(name, file.chunks())
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compare_replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest, seconds: float) -> Audit:
+    """Compare the checkpoint that a replay has saved with the one that is audited."""
+    last = expected.step
+    replayed = folder_of_step(str(folder / "checkpoints"), last)
+    audited = folder_of_step(checkpoints_of(run_dir, read_config(run_dir)), last)
+    found = read_checkpoint_manifest(replayed)
+    counters = differing_counters(found, expected)
+    tensors = []
+    if found.content_hash() != expected.content_hash():
+        with CheckpointReader(replayed, found) as one, CheckpointReader(audited, expected) as other:
+            tensors = list(differing_tensors(one, other))
+    loss = _first_differing_loss(read_rows(folder / "metrics.jsonl"), read_rows(run_dir / "metrics.jsonl"))
+    conditions = _differing_conditions(
+        read_rows(folder / "launches.jsonl")[-1], read_rows(run_dir / "launches.jsonl"), first, last
+    )
+    is_equal = not counters and not tensors
+    return Audit(first, last, is_equal, counters, tensors, loss, conditions, seconds)
+
+
+def proved_checkpoints(run_dir: Path) -> set[str]:
+    """Content hashes of the checkpoints that an audit found equal."""
+    return {row["of"] for row in read_rows(run_dir / AUDITS) if row.get("is_equal")}
+
+
+def _variables_of(run_dir: Path) -> list[str]:
+    """The environment variables that every node must have."""
+    names: list[str] = read_json_object(run_dir / "recipe.json").get("cluster", {}).get("env", [])
+    return names
+
+
+def _recipe_of_replay(run_dir: Path, expected: CheckpointManifest) -> dict[str, Any]:
+    """The recipe with what the audited checkpoint was made with, that saves and evaluates at the last step alone."""
+    never = total_steps(read_config(run_dir).phases) + 1
+    content: dict[str, Any] = _merged(read_json_object(run_dir / "recipe.json"), expected.recipe or {})
+    content.setdefault("engine", {}).update(zero_stage=expected.zero_stage, eval_interval=never)
+    content.setdefault("checkpoint", {}).update(location=None, save_interval=never, keep=2)
+    return content
+
+
+def _merged(tree: Any, changes: Any) -> Any:
+    """A recipe with the keys of a part of it, as a checkpoint records it."""
+    if isinstance(tree, dict) and isinstance(changes, dict):
+        return tree | {key: _merged(tree.get(key), value) for key, value in changes.items()}
+    if isinstance(tree, list) and isinstance(changes, list) and len(tree) == len(changes):
+        return [_merged(one, other) for one, other in zip(tree, changes, strict=True)]
+    return changes
+
+
+def _steps(checkpoints: str, first: int | None, last: int | None) -> tuple[int, int]:
+    """The steps to replay from and to."""
+    steps = []
+    for step in list_steps(checkpoints):
+        try:
+            read_checkpoint_manifest(folder_of_step(checkpoints, step))
+        except UserError:
+            continue  # never committed, or damaged
+        steps.append(step)
+    shown = ", ".join(map(str, steps)) or "none"
+    if last is None:
+        last = steps[-1] if steps else None
+    if last is None or last not in steps:
+        raise UserError(f"{checkpoints} has no good checkpoint of step {last}; it has: {shown}")
+    earlier = [step for step in steps if step < last]
+    if first is None:
+        first = earlier[-1] if earlier else 0
+    if first != 0 and first not in earlier:
+        raise UserError(f"{checkpoints} has no good checkpoint of step {first} before {last}; it has: {shown}")
+    return first, last
+
+
+def _first_differing_loss(found: list[Row], expected: list[Row]) -> tuple[int, float, float] | None:
+    losses = [{row["step"]: row["loss"] for row in reversed(rows) if "loss" in row} for rows in (found, expected)]
+    common = sorted(losses[0].keys() & losses[1].keys())
+    return next(
+        ((step, losses[0][step], losses[1][step]) for step in common if losses[0][step] != losses[1][step]), None
+    )
+
+
+def _differing_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[str]:
+    """What was not the same for the launches of the run that trained these steps."""
+    before = [number for number, row in enumerate(launches) if row["step"] <= first]
+    rows = launches[before[-1] if before else 0 :]
+    found = []
+    for row in (row for row in rows if row["step"] < last):
+        found += [
+            f"{name} was {row.get(name)} from step {row['step']} on, is {replay.get(name)}"
+            for name in _SAME_BITS
+            if row.get(name) != replay.get(name)
+        ]
+    return found
+
+
+def _ignore(row: Row) -> None:
+    """Rows of a replay are not shown."""

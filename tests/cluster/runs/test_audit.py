@@ -1,0 +1,91 @@
+"""Audits: the steps before a checkpoint are trained again, and every planted fault is found."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_jobs import run_worker_to, run_worker_with_fault
+from rank_pool import RankPool
+from worker_runs import recipe
+from workplace import json_lines, make_workplace, multihop
+
+from multihop.cluster.runs.audit import Audit, compare_replay, replay_folder
+from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.pretrain.checkpoint.verify import verify
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
+Pool = Callable[[int], RankPool]
+
+
+def trained(pool: Pool, ranks: int, folder: Path, data: Path, fault: str = "none", **changes: Any) -> Path:
+    run = folder / "run"
+    (run / "logs").mkdir(parents=True)
+    (run / "data").symlink_to(data)
+    (run / "recipe.json").write_text(json.dumps(recipe(engine__data_workers=0, **changes)))
+    assert pool(ranks).run(run_worker_with_fault, run, 5, fault) == [""] * ranks
+    return run
+
+
+def audited(pool: Pool, run: Path, first: int, last: int) -> Audit:
+    expected = verify(folder_of_step(str(run / "checkpoints"), last))
+    with replay_folder(run, first, expected) as folder:
+        assert pool(expected.world_size).run(run_worker_to, folder, last) == [0] * expected.world_size
+        return compare_replay(run, folder, first, expected, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [
+        (1, {"engine__zero_stage": 0}),
+        (2, {"engine__zero_stage": 1, "optimizer__name": "lamb"}),
+        (2, {"engine__zero_stage": 2, "engine__precision": "bf16"}),
+        (3, {"engine__zero_stage": 3}),
+        (2, {"engine__precision": "fp16", "engine__activation_checkpointing": "selective"}),
+    ],
+)
+def test_a_replay_of_a_correct_run_has_the_same_bits(
+    pool: Pool, bert_data: Path, tmp_path: Path, ranks: int, changes: dict[str, Any]
+) -> None:
+    run = trained(pool, ranks, tmp_path, bert_data, **changes)
+    for first, last in ((3, 6), (0, 3), (3, 8)):
+        outcome = audited(pool, run, first, last)
+        assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
+    assert not list(run.glob(".audit-*"))
+
+
+@pytest.mark.parametrize("kind", ["exp_avg", "weight"])
+def test_a_flipped_bit_is_found_even_where_no_loss_shows_it(
+    pool: Pool, bert_data: Path, tmp_path: Path, kind: str
+) -> None:
+    run = trained(pool, 2, tmp_path, bert_data, {"exp_avg": "exp_avg", "weight": "master"}[kind])
+    assert audited(pool, run, 0, 3).is_equal
+    outcome = audited(pool, run, 3, 6)
+    assert not outcome.is_equal and not outcome.counters and not outcome.conditions and outcome.loss is None
+    (found,) = outcome.tensors
+    assert (
+        (found.kind, found.elements) == (kind, 1) and found.parameter.startswith("layers.1") and found.relative < 1e-7
+    )
+
+
+@pytest.mark.parametrize(("fault", "step"), [("product", 5), ("batch", 5), ("betas of a step", 6)])
+def test_a_wrong_step_is_found_and_named(pool: Pool, bert_data: Path, tmp_path: Path, fault: str, step: int) -> None:
+    run = trained(pool, 2, tmp_path, bert_data, fault)
+    outcome = audited(pool, run, 3, 6)
+    assert not outcome.is_equal and len(outcome.tensors) > 10 and not outcome.conditions
+    assert outcome.loss is not None and outcome.loss[0] == step
+    # What was trained from it is right again: the fault was in one step.
+    assert not audited(pool, run, 3, 8).is_equal and audited(pool, run, 6, 8).is_equal
+
+
+def test_the_command_audits_and_records(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "small", 20)
+    multihop(tmp_path, "train", "recipe.yaml", "cluster.workers=2")
+    printed = multihop(tmp_path, "checkpoints", "audit", "small")
+    assert "replayed  steps 11 to 20 in " in printed and "equal     all weights, moments and counters" in printed
+    assert "committed, audited" in multihop(tmp_path, "checkpoints", "list", "small")
+    (row,) = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
+    assert (row["first"], row["last"], row["is_equal"]) == (10, 20, True)
+    refused = multihop(tmp_path, "checkpoints", "audit", "small", "--to", "15", code=2)
+    assert "has no good checkpoint of step 15; it has: 10, 20" in refused
