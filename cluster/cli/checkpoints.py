@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from multihop.cluster.cli.options import AsJson, CheckpointsPath, Runs, Step, locate_run
+from multihop.common.errors import UserError
 from multihop.common.redaction import safe_text
 
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -46,6 +47,8 @@ def audit_command(
 ) -> None:
     """Train the steps between two checkpoints again, and compare bit for bit. Exit code 1: they differ."""
     location = locate_run(run, runs)
+    if "://" in location:
+        raise UserError(f"{location} cannot be audited where it is; `multihop fetch` the run, and give its directory")
     raise typer.Exit(show_audit(Path(location), first, last, address, as_json))
 
 
@@ -197,7 +200,6 @@ def show_export(location: str, out: Path, step: int | None) -> None:
 def show_import(source: Path, out: Path) -> None:
     """Import, and print what a recipe needs to start from it."""
     from multihop.cluster.runs.checkpoints import import_checkpoint
-    from multihop.common.errors import UserError
     from multihop.data_prep.tokenizers.existing import find_huggingface_tokenizer
     from multihop.pretrain.models.families import FAMILIES
 

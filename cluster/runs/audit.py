@@ -7,7 +7,6 @@ core, and steps that were trained with other settings than the recipe's.
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from multihop.cluster.locks import lock_folder
 from multihop.cluster.ray.session import ray_session
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
@@ -98,28 +98,36 @@ def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest) -> It
 
     Args:
         expected: the checkpoint that is audited; its recipe, stage and number of ranks apply.
+
+    Raises:
+        InUseError: another process audits the run.
     """
     checkpoints = checkpoints_of(run_dir, read_config(run_dir))
-    folder = Path(tempfile.mkdtemp(prefix=".audit-", dir=run_dir.absolute()))
-    try:
-        for name in _LINKED:
-            if (run_dir / name).exists():
-                (folder / name).symlink_to((run_dir / name).resolve(), target_is_directory=True)
-        for name in _COPIED:
-            if (run_dir / name).exists():
-                shutil.copyfile(run_dir / name, folder / name)
-        make_folder(folder / "logs", mode=0o700)
-        content = json.dumps(_recipe_of_replay(run_dir, expected)).encode()
-        write_atomically(folder / "recipe.json", content, mode=0o600)
-        if first > 0:
-            start = open_folder(folder_of_step(checkpoints, first))
-            copy = open_folder(folder_of_step(str(folder / "checkpoints"), first))
-            for name in start.names():
-                with start.open(name) as file:
-                    copy.write(name, file.chunks())
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    place = run_dir.absolute() / ".audit"
+    make_folder(place)
+    folder = place / "replay"
+    with lock_folder(place):
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        folder.mkdir()
+        try:
+            for name in _LINKED:
+                if (run_dir / name).exists():
+                    (folder / name).symlink_to((run_dir / name).resolve(), target_is_directory=True)
+            for name in _COPIED:
+                if (run_dir / name).exists():
+                    shutil.copyfile(run_dir / name, folder / name)
+            make_folder(folder / "logs", mode=0o700)
+            content = json.dumps(_recipe_of_replay(run_dir, expected)).encode()
+            write_atomically(folder / "recipe.json", content, mode=0o600)
+            if first > 0:
+                start = open_folder(folder_of_step(checkpoints, first))
+                copy = open_folder(folder_of_step(str(folder / "checkpoints"), first))
+                for name in start.names():
+                    with start.open(name) as file:
+                        copy.write(name, file.chunks())
+            yield folder
+        finally:
+            shutil.rmtree(folder)
 
 
 def compare_replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest, seconds: float) -> Audit:
