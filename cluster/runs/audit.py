@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.locks import lock_folder
-from multihop.cluster.ray.session import ray_session
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
@@ -71,6 +70,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
         UserError: there are no such checkpoints, one is damaged, or they were made from other data.
         TrainingFailed: the replay failed.
     """
+    from multihop.cluster.ray.session import ray_session
     from multihop.cluster.ray.train_driver import train_on_ray
 
     config = read_config(run_dir)
