@@ -45,7 +45,7 @@ def audit_command(
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Train the steps between two checkpoints again, and compare bit for bit. Exit code 1: they differ."""
+    """Prove a checkpoint by training its steps again. Exit code 1: some bits differ."""
     location = locate_run(run, runs)
     if "://" in location:
         raise UserError(f"{location} cannot be audited where it is; `multihop fetch` the run, and give its directory")

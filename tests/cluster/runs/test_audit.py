@@ -38,11 +38,13 @@ def audited(pool: Pool, run: Path, first: int, last: int) -> Audit:
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        (1, {"engine__zero_stage": 0}),
+        pytest.param(1, {"engine__zero_stage": 0}, marks=pytest.mark.long),
         (2, {"engine__zero_stage": 1, "optimizer__name": "lamb"}),
-        (2, {"engine__zero_stage": 2, "engine__precision": "bf16"}),
+        pytest.param(2, {"engine__zero_stage": 2, "engine__precision": "bf16"}, marks=pytest.mark.long),
         (3, {"engine__zero_stage": 3}),
-        (2, {"engine__precision": "fp16", "engine__activation_checkpointing": "selective"}),
+        pytest.param(
+            2, {"engine__precision": "fp16", "engine__activation_checkpointing": "selective"}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_replay_of_a_correct_run_has_the_same_bits(
@@ -55,7 +57,7 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
     assert not (run / ".audit" / "replay").exists()
 
 
-@pytest.mark.parametrize("kind", ["exp_avg", "weight"])
+@pytest.mark.parametrize("kind", [pytest.param("exp_avg", marks=pytest.mark.long), "weight"])
 def test_a_flipped_bit_is_found_even_where_no_loss_shows_it(
     pool: Pool, bert_data: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -69,7 +71,14 @@ def test_a_flipped_bit_is_found_even_where_no_loss_shows_it(
     )
 
 
-@pytest.mark.parametrize(("fault", "step"), [("product", 5), ("batch", 5), ("betas of a step", 6)])
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        pytest.param("product", 5, marks=pytest.mark.long),
+        pytest.param("batch", 5, marks=pytest.mark.long),
+        ("betas of a step", 6),
+    ],
+)
 def test_a_wrong_step_is_found_and_named(pool: Pool, bert_data: Path, tmp_path: Path, fault: str, step: int) -> None:
     run = trained(pool, 2, tmp_path, bert_data, fault)
     outcome = audited(pool, run, 3, 6)
