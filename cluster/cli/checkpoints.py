@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -148,11 +149,12 @@ def show_audit(run_dir: Path, first: int | None, last: int | None, address: str 
     """Audit, and print the outcome; returns the exit code, 1 if something differs."""
     from multihop.cluster.runs.audit import audit
 
+    started = time.monotonic()
     outcome = audit(run_dir, first, last, address)
     if as_json:
         print(json.dumps(asdict(outcome), indent=1))
         return 0 if outcome.is_equal else 1
-    print(f"replayed  steps {outcome.first + 1:,} to {outcome.last:,} in {outcome.seconds:,.0f} s")
+    print(f"replayed  steps {outcome.first + 1:,} to {outcome.last:,} in {time.monotonic() - started:,.0f} s")
     if outcome.is_equal:
         print("equal     all weights, moments and counters, bit for bit")
         return 0
@@ -162,7 +164,7 @@ def show_audit(run_dir: Path, first: int | None, last: int | None, address: str 
         each = outcome.tensors[0]
         print(
             f"differs   {each.kind} of {each.parameter}: {each.elements:,} of {each.size:,} elements, by "
-            f"{each.relative:.1e} of their norm; {len(outcome.tensors):,} tensors differ"
+            f"{each.relative:.1e} of their norm; tensors that differ: {len(outcome.tensors):,}"
         )
     if outcome.loss is not None:
         step, found, expected = outcome.loss

@@ -33,8 +33,10 @@ AUDITS = "audits.jsonl"
 """File in a run's folder with a row for each audit."""
 _LINKED = ("data", "index")
 _COPIED = (CHANGES, CACHE_FILE, "identity")
-_SAME_BITS = ("world_size", "device", "threads", "versions")
-"""Fields of launches.jsonl that must be equal for equal bits."""
+"""Files that the replay needs: allowed changes, measured micro-batch sizes, and the id of the run that wrote the
+checkpoint which it resumes from."""
+_SAME_BITS = ("world_size", "device", "threads")
+"""Fields of launches.jsonl that, beside the versions, must be equal for equal bits."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,6 @@ class Audit:
     """The first logged step whose loss differs, with its loss in the replay and in the run."""
     conditions: list[str]
     """What was not the same in the replay, so that other bits are expected: device, threads, versions, ranks."""
-    seconds: float
 
 
 def audit(run_dir: Path, first: int | None, last: int | None, address: str | None) -> Audit:
@@ -77,7 +78,6 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     checkpoints = checkpoints_of(run_dir, config)
     first, last = _steps(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
-    started = time.monotonic()
     with replay_folder(run_dir, first, expected) as folder:
         ranks = expected.world_size
         with ray_session(address, ranks):
@@ -86,7 +86,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
             is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
         if is_stopped:
             raise UserError(f"the replay was stopped before step {last}; audit the run again")
-        outcome = compare_replay(run_dir, folder, first, expected, time.monotonic() - started)
+        outcome = compare_replay(run_dir, folder, first, expected)
     append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
     return outcome
 
@@ -130,7 +130,7 @@ def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest) -> It
             shutil.rmtree(folder)
 
 
-def compare_replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest, seconds: float) -> Audit:
+def compare_replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest) -> Audit:
     """Compare the checkpoint that a replay has saved with the one that is audited."""
     last = expected.step
     replayed = folder_of_step(str(folder / "checkpoints"), last)
@@ -146,7 +146,7 @@ def compare_replay(run_dir: Path, folder: Path, first: int, expected: Checkpoint
         read_rows(folder / "launches.jsonl")[-1], read_rows(run_dir / "launches.jsonl"), first, last
     )
     is_equal = not counters and not tensors
-    return Audit(first, last, is_equal, counters, tensors, loss, conditions, seconds)
+    return Audit(first, last, is_equal, counters, tensors, loss, conditions)
 
 
 def proved_checkpoints(run_dir: Path) -> set[str]:
@@ -212,14 +212,19 @@ def _differing_conditions(replay: Row, launches: list[Row], first: int, last: in
     """What was not the same for the launches of the run that trained these steps."""
     before = [number for number, row in enumerate(launches) if row["step"] <= first]
     rows = launches[before[-1] if before else 0 :]
-    found = []
-    for row in (row for row in rows if row["step"] < last):
-        found += [
-            f"{name} was {row.get(name)} from step {row['step']} on, is {replay.get(name)}"
-            for name in _SAME_BITS
-            if row.get(name) != replay.get(name)
-        ]
-    return found
+    now = _conditions_of(replay)
+    return [
+        f"{name} was {value} from step {row['step']} on, is {now.get(name)}"
+        for row in rows
+        if row["step"] < last
+        for name, value in _conditions_of(row).items()
+        if value != now.get(name)
+    ]
+
+
+def _conditions_of(launch: Row) -> Row:
+    """What decides a launch's bits, by name; launches of older versions of multihop did not record the libraries."""
+    return {name: launch.get(name) for name in _SAME_BITS} | launch.get("versions", {"versions": "not recorded"})
 
 
 def _ignore(row: Row) -> None:

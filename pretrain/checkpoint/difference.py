@@ -30,7 +30,7 @@ class TensorDifference:
 
 
 def differing_counters(found: CheckpointManifest, expected: CheckpointManifest) -> list[str]:
-    """What differs in the progress of two checkpoints, such as "tokens 1,024 for 2,048"."""
+    """What differs in the progress of two checkpoints, such as "tokens 2519 for 2470"."""
     pairs = ((name, getattr(found, name), getattr(expected, name)) for name in _COUNTERS)
     return [f"{name} {one} for {other}" for name, one, other in pairs if one != other]
 

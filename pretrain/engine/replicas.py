@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import multihop.common
+import multihop.data_prep
 import multihop.pretrain
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
@@ -108,10 +110,12 @@ def differing_facts(ranks: Ranks, facts: Mapping[str, Any]) -> list[str]:
 
 @cache
 def installed_versions() -> dict[str, str | None]:
-    """The versions of the libraries that decide a step's bits, and a hash of this package's code."""
+    """The versions of the libraries that decide a step's bits, and a hash of the code that a training worker runs."""
     code = hashlib.sha256()
-    for path in sorted(Path(multihop.pretrain.__file__).parent.rglob("*.py")):
-        code.update(path.read_bytes())
+    for package in (multihop.common, multihop.data_prep, multihop.pretrain):
+        for folder in package.__path__:
+            for path in sorted(Path(folder).rglob("*.py")):
+                code.update(path.read_bytes())
     cuda = torch.version.cuda
     return {
         "python": platform.python_version(),

@@ -32,7 +32,7 @@ def audited(pool: Pool, run: Path, first: int, last: int) -> Audit:
     expected = verify(folder_of_step(str(run / "checkpoints"), last))
     with replay_folder(run, first, expected) as folder:
         assert pool(expected.world_size).run(run_worker_to, folder, last) == [0] * expected.world_size
-        return compare_replay(run, folder, first, expected, 1.0)
+        return compare_replay(run, folder, first, expected)
 
 
 @pytest.mark.parametrize(

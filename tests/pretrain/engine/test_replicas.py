@@ -1,5 +1,6 @@
 """The comparison of what is equal on all ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_jobs import message_of_check, message_of_installed
+from rank_pool import RankPool
 
 from multihop.pretrain.engine.replicas import checksum
 
-Pool = Any
+Pool = Callable[[int], RankPool]
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
 
 
