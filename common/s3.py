@@ -1,7 +1,7 @@
 """S3 buckets: connections for reading by pyarrow, and atomic writes by boto3.
 
 pyarrow would complete an upload that has to be abandoned, so that a partial object is visible, and has no conditional
-writes. Paths are BUCKET/KEY. Credentials and endpoint come from the same environment variables for both.
+writes. Credentials and endpoint come from the same environment variables for both.
 """
 
 import io
@@ -16,6 +16,7 @@ from typing import Any
 from pyarrow import fs
 
 from multihop.common.errors import UserError
+from multihop.common.store import Bytes, Kind, RandomAccessFile
 
 _RETRIES = 12
 """Repetitions of a request, with waits that begin at 25 ms and double: about 100 s in all."""
@@ -31,6 +32,106 @@ _PART_BYTES = 64 * 1024**2
 """Bytes per part. An object has at most 10,000 parts, so that a rank's file may have 625 GiB."""
 _CONCURRENT_PARTS = 4
 """Number of parts that are uploaded at once, and in memory."""
+
+
+class Bucket:
+    """`Store` of the objects of a bucket, whose paths are BUCKET/KEY."""
+
+    is_local = False
+
+    def __init__(self, filesystem: fs.S3FileSystem, polled: bool) -> None:
+        self._filesystem, self._region, self._polled = filesystem, str(filesystem.region), polled
+
+    def entries(self, folder: str) -> dict[str, Kind]:
+        """List the objects and prefixes in a folder, with one request per 1,000."""
+        infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        kinds: dict[bool, Kind] = {True: "folder", False: "file"}
+        return dict(sorted((info.base_name, kinds[info.type == fs.FileType.Directory]) for info in infos))
+
+    def files(self, folder: str) -> list[str]:
+        """List the objects below a folder, with one request per 1,000."""
+        infos = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+        return sorted(info.path[len(folder) + 1 :] for info in infos if info.type == fs.FileType.File)
+
+    def size(self, path: str) -> int | None:
+        """Return the size of an object."""
+        info = self._filesystem.get_file_info(path)
+        return int(info.size) if info.type == fs.FileType.File else None
+
+    def modified_at(self, path: str) -> float:
+        """Return the modification time of an object."""
+        return float(self._filesystem.get_file_info(path).mtime.timestamp())
+
+    def open(self, path: str) -> RandomAccessFile:
+        """Open an object."""
+        return RandomAccessFile(self._filesystem.open_input_file(path))
+
+    def write(self, path: str, chunks: Iterable[Bytes]) -> None:
+        """Upload an object of any size. It becomes visible when it is whole; if `chunks` raises, the upload is
+        aborted."""
+        with _as_os_error(path) as key, io.BufferedReader(_Stream(chunks), io.DEFAULT_BUFFER_SIZE) as stream:
+            from boto3.s3.transfer import TransferConfig
+
+            config = TransferConfig(
+                multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_CONCURRENT_PARTS
+            )
+            config.max_in_memory_upload_chunks = _CONCURRENT_PARTS
+            _client(self._region).upload_fileobj(stream, **key, Config=config)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small object by one request."""
+        with _as_os_error(path) as key:
+            _client(self._region, self._polled).put_object(**key, Body=data)
+
+    def create(self, path: str, data: bytes, writer: str) -> bool:
+        """Write a small object unless it exists; returns whether it was written.
+
+        If a response is lost, the retried request finds the object of the first one and returns False: compare the
+        content.
+
+        Raises:
+            UserError: the store does not support conditional writes.
+        """
+        for _ in range(_CONFLICTS):
+            try:
+                with _as_os_error(path) as key:
+                    _client(self._region).put_object(**key, Body=data, IfNoneMatch="*")
+                return True
+            except OSError as error:
+                match getattr(error.__cause__, "response", {}).get("Error", {}).get("Code"):
+                    case "PreconditionFailed":
+                        return False
+                    case "NotImplemented":
+                        raise UserError(no_conditional_writes(f"s3://{path}")) from None
+                    case "ConditionalRequestConflict":
+                        time.sleep(0.2)
+                    case _:
+                        raise
+        raise TimeoutError(f"s3://{path} conflicted with other writers {_CONFLICTS} times in a row")
+
+    def remove(self, path: str) -> None:
+        """Delete the object of exactly this name, if it exists."""
+        with _as_os_error(path) as key:
+            _client(self._region, self._polled).delete_object(**key)
+
+    def remove_folder(self, path: str) -> None:
+        """Delete the empty object by which some tools mark a folder."""
+        self.remove(f"{path}/")
+
+    def move(self, folder: str, to: str) -> None:
+        """Copy the objects of a folder in reverse order of their names within the store, and delete them in order."""
+        names = [name for name, kind in self.entries(folder).items() if kind == "file"]
+        for name in reversed(names):
+            with _as_os_error(f"{folder}/{name}") as source, _as_os_error(f"{to}/{name}") as key:
+                _client(self._region).copy(source, **key)
+        for name in names:
+            self.remove(f"{folder}/{name}")
+        self.remove_folder(folder)
+
+
+def connect(bucket: str, key: str, polled: bool = False) -> Bucket:
+    """Connect to an S3 bucket as a store; `key` and `polled` as for `s3_filesystem`, which it raises as."""
+    return Bucket(s3_filesystem(bucket, key, polled), polled)
 
 
 def s3_filesystem(bucket: str, key: str, polled: bool = False) -> fs.S3FileSystem:
@@ -84,38 +185,6 @@ def error_reason(error: OSError) -> str:
     return re.split(r"\n| error_info=", _PREAMBLE.sub("", error.strerror or str(error)))[0]
 
 
-def put(path: str, region: str, data: bytes, polled: bool = False) -> None:
-    """Write a small object atomically, by one request; `polled` as for `s3_filesystem`."""
-    with _as_os_error(path) as key:
-        _client(region, polled).put_object(**key, Body=data)
-
-
-def create(path: str, region: str, data: bytes) -> bool:
-    """Write a small object unless it exists; returns whether it was written.
-
-    If a response is lost, the retried request finds the object of the first one and returns False: compare the content.
-
-    Raises:
-        UserError: the store does not support conditional writes.
-    """
-    for _ in range(_CONFLICTS):
-        try:
-            with _as_os_error(path) as key:
-                _client(region).put_object(**key, Body=data, IfNoneMatch="*")
-            return True
-        except OSError as error:
-            match getattr(error.__cause__, "response", {}).get("Error", {}).get("Code"):
-                case "PreconditionFailed":
-                    return False
-                case "NotImplemented":
-                    raise UserError(no_conditional_writes(f"s3://{path}")) from None
-                case "ConditionalRequestConflict":
-                    time.sleep(0.2)
-                case _:
-                    raise
-    raise TimeoutError(f"s3://{path} conflicted with other writers {_CONFLICTS} times in a row")
-
-
 def no_conditional_writes(location: str) -> str:
     """Return the message about a store on which two runs could own one location."""
     return (
@@ -124,32 +193,8 @@ def no_conditional_writes(location: str) -> str:
     )
 
 
-def upload(path: str, region: str, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write an object of any size. It becomes visible when it is whole; if `chunks` raises, the upload is aborted."""
-    with _as_os_error(path) as key, io.BufferedReader(_Stream(chunks), io.DEFAULT_BUFFER_SIZE) as stream:
-        from boto3.s3.transfer import TransferConfig
-
-        config = TransferConfig(
-            multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=_CONCURRENT_PARTS
-        )
-        config.max_in_memory_upload_chunks = _CONCURRENT_PARTS
-        _client(region).upload_fileobj(stream, **key, Config=config)
-
-
-def copy(path: str, region: str, to: str) -> None:
-    """Copy an object within the store."""
-    with _as_os_error(path) as source, _as_os_error(to) as key:
-        _client(region).copy(source, **key)
-
-
-def delete(path: str, region: str, polled: bool = False) -> None:
-    """Delete the object of exactly this name, if it exists; `polled` as for `s3_filesystem`."""
-    with _as_os_error(path) as key:
-        _client(region, polled).delete_object(**key)
-
-
 class _Stream(io.RawIOBase):
-    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+    def __init__(self, chunks: Iterable[Bytes]) -> None:
         self._chunks, self._left = iter(chunks), memoryview(b"")
 
     def readable(self) -> bool:
