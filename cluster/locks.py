@@ -5,7 +5,6 @@ import fcntl
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from multihop.cluster.console import console
+from multihop.common import clock
 from multihop.common.errors import UserError
 from multihop.common.files import check_not_link, make_folder, open_regular, write_atomically
 
@@ -66,7 +66,7 @@ def retry_while_in_use(attempt: Callable[[], _Result]) -> _Result:
             if str(error) != printed:
                 printed = str(error)
                 console.print(f"waiting   {printed}")
-            time.sleep(_POLL_S)
+            clock.sleep(_POLL_S)
 
 
 def is_locked(folder: Path) -> bool:

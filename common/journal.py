@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from multihop.common import clock
 from multihop.common.errors import UserError
 from multihop.common.files import append_bytes, last_line_end, open_regular
 from multihop.common.storage import Folder
@@ -78,7 +79,7 @@ class JournalWriter:
 
     def _run(self) -> None:
         is_failing = False
-        while not self._ended.wait(_EVERY_S):
+        while not clock.wait(self._ended, _EVERY_S):
             try:
                 self.flush()
                 is_failing = False

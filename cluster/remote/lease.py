@@ -11,11 +11,11 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from multihop.cluster.locks import InUseError
+from multihop.common import clock
 from multihop.common.storage import Folder
 
 _BEAT_S = 10.0
@@ -32,7 +32,7 @@ class Lease:
     def __init__(self, folder: Folder, number: int, lost: Callable[[], object]) -> None:
         """Start with heartbeat 0, which is not written yet."""
         self._folder, self._number, self._lost = folder, number, lost
-        self._count, self._renewed_at = 0, _now()
+        self._count, self._renewed_at = 0, clock.boottime()
         self._lock = threading.Lock()
 
     def confirm(self) -> None:
@@ -43,13 +43,13 @@ class Lease:
             InUseError: another process has taken it.
             OSError: the store does not answer.
         """
-        if _now() - self._renewed_at > _EXPIRY_S / 2:
+        if clock.boottime() - self._renewed_at > _EXPIRY_S / 2:
             self.renew()
 
     def renew(self) -> None:
         """Write a heartbeat; raises as `confirm`."""
         with self._lock:
-            now = _now()
+            now = clock.boottime()
             self._folder.write_atomically(_heartbeat_name(self._number), f"{self._count}".encode())
             self._count += 1
             if max(_numbers(self._folder), default=self._number) > self._number:
@@ -110,9 +110,9 @@ def _wait_for_expiry(folder: Folder, number: int) -> None:
         InUseError: the heartbeat changes.
     """
     first = _read(folder, _heartbeat_name(number))
-    deadline = time.monotonic() + _EXPIRY_S
-    while first != _RELEASED and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    deadline = clock.monotonic() + _EXPIRY_S
+    while first != _RELEASED and clock.monotonic() < deadline:
+        clock.sleep(_POLL_S)
         now = _read(folder, _heartbeat_name(number))
         if now == _RELEASED:
             return
@@ -129,13 +129,8 @@ def _renew(lease: Lease, location: str, ended: threading.Event) -> None:
             return
         except OSError as error:  # late; a process that takes the lease meanwhile is noticed afterwards
             log.warning("%s: could not renew the lease (%s)", location, error)
-        if ended.wait(_BEAT_S):
+        if clock.wait(ended, _BEAT_S):
             return
-
-
-def _now() -> float:
-    """Return seconds that also pass while the machine is suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _numbers(folder: Folder) -> list[int]:

@@ -19,6 +19,7 @@ from multihop.cluster.console import console
 from multihop.cluster.locks import retry_while_in_use
 from multihop.cluster.remote.lease import Lease, hold_lease
 from multihop.cluster.remote.node_cache import RemoteRunSpec, node_folder
+from multihop.common import clock
 from multihop.common.cache import pin
 from multihop.common.errors import FAILED
 from multihop.common.files import make_folder, write_atomically
@@ -206,7 +207,7 @@ def _exit_after_loss(location: str) -> NoReturn:
 
 def _push_regularly(remote: RemoteRun, ended: threading.Event) -> None:
     is_printed = False
-    while not ended.wait(_EVERY_S):
+    while not clock.wait(ended, _EVERY_S):
         try:
             remote.push()
             is_printed = False

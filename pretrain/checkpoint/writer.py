@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from multihop.common import clock
 from multihop.common.errors import UserError
 from multihop.common.files import canonical_json
 from multihop.common.s3 import error_reason
@@ -313,12 +314,12 @@ def _polls(folder: Folder, what: Callable[[], str]) -> Iterator[None]:
     Raises:
         TimeoutError: `what` did not appear in time.
     """
-    deadline, pause = time.monotonic() + _TIMEOUT_S, _FIRST_POLL_S
+    deadline, pause = clock.monotonic() + _TIMEOUT_S, _FIRST_POLL_S
     while True:
         yield
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise TimeoutError(f"{what()} of {folder.location} did not come within {_TIMEOUT_S:.0f} s")
-        time.sleep(pause if folder.is_local else pause * _BUCKET_POLLS)
+        clock.sleep(pause if folder.is_local else pause * _BUCKET_POLLS)
         pause = min(1.5 * pause, _MAX_POLL_S)
 
 

@@ -9,6 +9,7 @@ from s3_endpoint import S3
 from multihop.cluster.locks import InUseError
 from multihop.cluster.remote import lease
 from multihop.cluster.remote.lease import hold_lease
+from multihop.common import clock
 from multihop.common.storage import open_folder
 
 
@@ -77,8 +78,8 @@ def test_a_holder_that_was_suspended_notices_before_it_writes(tmp_path: Path, mo
     with hold_lease(remote_location, lost.set) as held:
         remote_location.create("00000002", b"{}", "other")
         held.confirm()  # a moment after its last heartbeat nobody else can have it
-        now = lease._now
-        monkeypatch.setattr(lease, "_now", lambda: now() + 60.0)
+        now = clock.boottime
+        monkeypatch.setattr(clock, "boottime", lambda: now() + 60.0)
         with pytest.raises(InUseError, match="another process has taken over"):
             held.confirm()
     assert lost.is_set()
