@@ -1,6 +1,8 @@
 """A disk or a shared file system as a store: what was written is synced, and appears whole."""
 
 import errno
+import fcntl
+import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -76,10 +78,35 @@ class Disk:
         sync(Path(path).parent)
         return True
 
+    def read(self, path: str) -> tuple[bytes, str]:
+        """Read a file; its hash is its version."""
+        with open_regular(path) as file:
+            data = file.read()
+        return data, hashlib.sha256(data).hexdigest()
+
+    def replace(self, path: str, data: bytes, version: str | None) -> str | None:
+        """Write a file as `write` does, while its folder is locked for others that replace files in it."""
+        folder = Path(path).parent
+        make_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if (self.read(path)[1] if os.path.exists(path) else None) != version:
+                return None
+            self.put(path, data)
+        finally:
+            os.close(descriptor)
+        return hashlib.sha256(data).hexdigest()
+
     def remove(self, path: str) -> None:
         """Remove a file."""
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+    def sync(self, folder: str) -> None:
+        """Sync the entries of a folder, if it exists."""
+        with suppress(FileNotFoundError):
+            sync(Path(folder))
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder."""

@@ -4,12 +4,13 @@ pyarrow would complete an upload that has to be abandoned, so that a partial obj
 writes. Credentials and endpoint come from the same environment variables for both.
 """
 
+import errno
 import io
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -92,15 +93,34 @@ class Bucket:
         Raises:
             UserError: the store does not support conditional writes.
         """
+        return self._put_if(path, data, {"IfNoneMatch": "*"}) is not None
+
+    def read(self, path: str) -> tuple[bytes, str]:
+        """Read an object; its ETag is its version."""
+        with _as_os_error(path) as key:
+            response = _client(self._region).get_object(**key)
+            return response["Body"].read(), response["ETag"]
+
+    def replace(self, path: str, data: bytes, version: str | None) -> str | None:
+        """Write a small object if it still has an ETag, or does not exist if that is None; returns the new one."""
+        new = self._put_if(path, data, {"IfNoneMatch": "*"} if version is None else {"IfMatch": version})
+        if new is None:
+            # A request whose response was lost is sent again, and finds the object that it wrote.
+            with suppress(FileNotFoundError):
+                found, new = self.read(path)
+                return new if found == data else None
+        return new
+
+    def _put_if(self, path: str, data: bytes, condition: dict[str, str]) -> str | None:
+        """Write an object under a condition; returns its ETag, or None if the condition does not hold."""
         for _ in range(_CONFLICTS):
             try:
                 with _as_os_error(path) as key:
-                    _client(self._region).put_object(**key, Body=data, IfNoneMatch="*")
-                return True
+                    return str(_client(self._region).put_object(**key, Body=data, **condition)["ETag"])
             except OSError as error:
-                match getattr(error.__cause__, "response", {}).get("Error", {}).get("Code"):
-                    case "PreconditionFailed":
-                        return False
+                match _error_code(error):
+                    case "PreconditionFailed" | "NoSuchKey":
+                        return None
                     case "NotImplemented":
                         raise UserError(no_conditional_writes(f"s3://{path}")) from None
                     case "ConditionalRequestConflict":
@@ -113,6 +133,9 @@ class Bucket:
         """Delete the object of exactly this name, if it exists."""
         with _as_os_error(path) as key:
             _client(self._region, self._polled).delete_object(**key)
+
+    def sync(self, folder: str) -> None:
+        """Do nothing: a request that was answered is durable."""
 
     def remove_folder(self, path: str) -> None:
         """Delete the empty object by which some tools mark a folder."""
@@ -193,6 +216,12 @@ def no_conditional_writes(location: str) -> str:
     )
 
 
+def _error_code(error: BaseException) -> str | None:
+    """The store's code of an error of boto3, or of an OSError that it caused."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", {})
+    return response.get("Error", {}).get("Code")
+
+
 class _Stream(io.RawIOBase):
     def __init__(self, chunks: Iterable[Bytes]) -> None:
         self._chunks, self._left = iter(chunks), memoryview(b"")
@@ -248,4 +277,6 @@ def _as_os_error(path: str) -> Iterator[dict[str, str]]:
     try:
         yield {"Bucket": bucket, "Key": key}
     except (Boto3Error, BotoCoreError, ClientError) as error:
+        if _error_code(error) == "NoSuchKey":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"s3://{path}") from error
         raise OSError(f"s3://{path}: {re.sub('//[^/@ ]*@', '//', str(error))}") from error

@@ -104,6 +104,30 @@ class Folder:
         """
         return self.store.create(f"{self.path}/{name}", data, writer)
 
+    def read(self, name: str) -> tuple[bytes, str]:
+        """Read a whole file, and its version: what `replace` compares.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+        """
+        return self.store.read(f"{self.path}/{name}")
+
+    def replace(self, name: str, data: bytes, version: str | None) -> str | None:
+        """Write `data` to a small file, unless another write came between.
+
+        A process that was suspended, or whose request arrives late, replaces nothing newer in this way.
+
+        Args:
+            version: the version of the file that was read or written last; None: the file did not exist.
+
+        Returns:
+            The file's new version; None: its version is another one, and nothing was written.
+
+        Raises:
+            UserError: it is in a bucket whose store does not support conditional writes.
+        """
+        return self.store.replace(f"{self.path}/{name}", data, version)
+
     def files(self) -> list[str]:
         """List the files in it and in its folders, as sorted relative paths; in a bucket one request per 1,000."""
         return self.store.files(self.path)
@@ -111,6 +135,10 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
         self.store.remove(f"{self.path}/{name}")
+
+    def sync(self) -> None:
+        """Make removals durable: those that follow are then lost in a power cut before these are."""
+        self.store.sync(self.path)
 
     def remove_if_empty(self) -> list[str]:
         """Remove the folder if nothing is in it; returns the names of what is in it."""

@@ -81,8 +81,17 @@ class Store(Protocol):
     def create(self, path: str, data: bytes, writer: str) -> bool:
         """Write a small file unless it exists; returns whether it was written."""
 
+    def read(self, path: str) -> tuple[bytes, str]:
+        """Read a whole file, and its version."""
+
+    def replace(self, path: str, data: bytes, version: str | None) -> str | None:
+        """Write a small file if it still has a version; returns the new version, or None."""
+
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
+
+    def sync(self, folder: str) -> None:
+        """Make removals from a folder durable, which later ones may otherwise overtake in a power cut."""
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder if it exists."""

@@ -33,6 +33,7 @@ from multihop.pretrain.run.files import JOURNAL, ROWS
 
 _Config = TypeVar("_Config", bound=TrainingConfig)
 _SCHEME = "s3://"
+_Stamp = tuple[int, int]
 _EVERY_S = 10.0
 _FILES = ("recipe.json", "changes.jsonl", "summary.json", "tracking.json", *FILES_OF_A_RUN)
 _FOLDERS = ("eval",)
@@ -54,7 +55,8 @@ class RemoteRun:
         self.folder = self.runs / name
         self._name = name
         self._store = open_folder(f"{self.location}/{name}", "--runs")
-        self._pushed: dict[str, tuple[int, int]] = {}
+        self._pushed: dict[str, tuple[_Stamp, str]] = {}
+        """Name of a file -> its local state, and its version in the store, when both were last equal."""
         self._lock = threading.Lock()
         self._used = ExitStack()
         self.lease: Lease | None = None
@@ -116,30 +118,53 @@ class RemoteRun:
             path = self.folder / name
             make_folder(path.parent)
             store, last = self._parent_of(name)
-            write_atomically(path, store.read_bytes(last, 2**32), mode=0o600)
-            self._pushed[name] = _stamp(path)
+            data, version = store.read(last)
+            write_atomically(path, data, mode=0o600)
+            self._pushed[name] = _stamp(path), version
         JournalReader(self._store.child(JOURNAL), self.folder, ROWS).read()
 
     def push(self) -> None:
         """Upload what changed since it was downloaded or uploaded, and remove what no longer exists locally.
+
+        This process may be suspended at any moment, for longer than the lease lasts: it replaces only versions that it
+        knows, so that nothing of the next holder is overwritten, and confirms the lease afterwards, so that the next
+        holder has downloaded what this one regards as uploaded.
 
         Raises:
             InUseError: another process has taken the lease.
             OSError: the store cannot be written to.
         """
         with self._lock:
-            if self.lease is not None:
-                self.lease.confirm()
+            self._confirm()
             local = _kept_files(self.folder)
             for name, stamp in local.items():
-                if self._pushed.get(name) != stamp:
-                    store, last = self._parent_of(name)
-                    store.write_atomically(last, (self.folder / name).read_bytes())
-                    self._pushed[name] = stamp
+                was, version = self._pushed.get(name, (None, None))
+                if was != stamp:
+                    self._pushed[name] = stamp, self._upload(name, version)
             for name in self._pushed.keys() - local.keys():
                 store, last = self._parent_of(name)
                 store.remove(last)
                 del self._pushed[name]
+            self._confirm()
+
+    def _confirm(self) -> None:
+        if self.lease is not None:
+            self.lease.confirm()
+
+    def _upload(self, name: str, version: str | None) -> str:
+        """Replace a file in the store; returns its new version."""
+        store, last = self._parent_of(name)
+        data = (self.folder / name).read_bytes()
+        while (new := store.replace(last, data, version)) is None:
+            # A request of the holder before, or an own one without a response, came late. Theirs is not theirs any
+            # more if this process still holds the lease.
+            if self.lease is not None:
+                self.lease.renew()
+            try:
+                version = store.read(last)[1]
+            except FileNotFoundError:
+                version = None
+        return new
 
     def close(self) -> None:
         """Allow other runs to remove the data set from the cache."""
@@ -217,7 +242,7 @@ def _push_regularly(remote: RemoteRun, ended: threading.Event) -> None:
             is_printed = True
 
 
-def _kept_files(folder: Path) -> dict[str, tuple[int, int]]:
+def _kept_files(folder: Path) -> dict[str, _Stamp]:
     paths = [folder / name for name in _FILES]
     paths += [path for name in _FOLDERS for path in (folder / name).rglob("*")]
     names = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file() and not path.is_symlink()}
@@ -231,6 +256,6 @@ def _is_kept(name: str) -> bool:
     return name in _FILES if not folders else folders[0] in _FOLDERS and not set(folders) & set(_LOCAL_SUBFOLDERS)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> _Stamp:
     status = path.stat()
     return status.st_size, status.st_mtime_ns

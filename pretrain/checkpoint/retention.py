@@ -98,6 +98,7 @@ def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | N
             left_alone.append(f"left {name} alone, which is older than what is kept: it was not written by this run")
         else:
             folder.remove(MANIFEST)
+            folder.sync()  # else a power cut may leave the manifest of files that are gone
             if left := _remove(folder, is_own):
                 left_alone.append(
                     f"left {name}, which contains files that this run did not write ({_first_names(left)})"

@@ -1,0 +1,71 @@
+"""Two drivers of one run in a bucket, of which one takes over what the other leaves."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from simulation.bucket import SimulatedBucket
+from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.world import World
+from tables_of_tests import Table
+
+from multihop.cluster.locks import InUseError
+from multihop.cluster.remote import remote_run
+from multihop.cluster.remote.remote_run import open_remote_run
+from multihop.common import clock, storage
+from multihop.common.json_lines import append_row, read_rows
+
+_RESULTS = "eval/results.jsonl"
+
+
+@pytest.fixture
+def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    """Each driver finishes three trials, twenty seconds apart, and starts again after an error.
+
+    Promised: what was pushed without an error is in the bucket, once, whatever happened.
+    """
+    worlds = itertools.count()
+
+    def scenario(world: World) -> None:
+        bucket, disks = SimulatedBucket(world), tmp_path / str(next(worlds))
+        monkeypatch.setattr(storage, "connect", lambda *_: bucket)
+        monkeypatch.setattr(remote_run, "node_folder", lambda _: disks / world.process().name)
+        monkeypatch.setattr(remote_run, "_exit_after_loss", lambda _: world.kill())
+        started, told, trials = set[int](), set[int](), itertools.count()
+
+        def driver() -> None:
+            for _ in range(20):
+                try:
+                    with open_remote_run("s3://bucket/runs", "run") as remote:
+                        assert remote is not None
+                        for _ in range(3):
+                            trial = next(trials)
+                            started.add(trial)
+                            append_row(remote.folder / _RESULTS, {"trial": trial})
+                            remote.push()
+                            told.add(trial)
+                            clock.sleep(20.0)
+                    return
+                except (InUseError, OSError):
+                    clock.sleep(5.0)
+
+        for name in ("first", "second"):
+            world.start(name, driver)
+        world.run()
+        reader = world.start("reader", driver)
+        world.run()
+        assert reader.error is None or (world.fault is not None and world.fault.process == "reader"), reader.error
+        path = disks / "results.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bucket.objects.get(f"bucket/runs/run/{_RESULTS}", b""))
+        rows = [row["trial"] for row in read_rows(path)]
+        assert len(rows) == len(set(rows)), f"rows twice: {rows}"
+        assert told <= set(rows), f"rows {sorted(told - set(rows))} were lost of {sorted(told)}"
+        assert set(rows) <= started
+
+    return scenario
+
+
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=LONG)])
+def test_a_run_whose_drivers_fail_anywhere(two_drivers: Scenario, every: int, table: Table) -> None:
+    check_every_failure(two_drivers, every, table)

@@ -1,0 +1,59 @@
+"""Runs a scenario once for each operation of each of its processes and each kind of failure at it."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tables_of_tests import Table
+
+from simulation.world import Fault, FaultKind, World
+
+Scenario = Callable[[World], None]
+"""Starts processes, runs the world, starts what is left to do again, and asserts what was promised."""
+
+LONG = (pytest.mark.long, pytest.mark.timeout(3600))
+_ANY: tuple[FaultKind, ...] = ("error", "kill", "suspend")
+_KINDS: dict[str, tuple[FaultKind, ...]] = {
+    "list": (*_ANY, "outage", "stale"),
+    "head": (*_ANY, "outage"),
+    "get": (*_ANY, "outage"),
+    **dict.fromkeys(("put", "create", "replace", "remove", "copy"), (*_ANY, "outage", "lost", "late", "repeated")),
+    **dict.fromkeys(
+        ("fsync", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", "write"), (*_ANY, "cut", "torn")
+    ),
+}
+"""The kinds of failures by the first word of an operation."""
+
+
+def check_every_failure(scenario: Scenario, every: int, table: Table, seed: int = 0) -> None:
+    """Run a scenario once with each fault, or with every n-th of them, and show how many there were.
+
+    Raises:
+        AssertionError: promises were broken; the message has the faults, with which `World` shows them again.
+    """
+    with World(seed) as world:
+        scenario(world)
+    faults = [
+        (operation, Fault(process.name, number, kind))
+        for process in world.processes
+        for number, operation in enumerate(process.operations, start=1)
+        for kind in _KINDS[operation.split()[0]]
+    ]
+    chosen, broken = faults[::every], []
+    for operation, fault in chosen:
+        with World(seed, fault) as world:
+            try:
+                scenario(world)
+                assert world.happened, "the operation did not come again"
+            except Exception as error:
+                broken.append(f"{fault} at {operation!r}: {error!r}")
+    shown = "\n".join(broken)
+    assert not broken, f"with seed {seed}, {len(broken)} of {len(chosen)} faults broke a promise:\n{shown}"
+    operations = Counter(operation.split()[0] for operation, _ in chosen)
+    kinds = Counter(fault.kind for _, fault in chosen)
+    table(f"{len(chosen):,} of {len(faults):,} faults broke no promise; at {_listed(operations)}; {_listed(kinds)}")
+
+
+def _listed(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))

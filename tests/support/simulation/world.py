@@ -1,0 +1,361 @@
+"""Simulated processes: threads of this one, which take turns at operations on simulated stores, disks and clocks.
+
+Real code runs, with its own threads and locks. Whatever it does between two operations takes no time. A seed decides
+whose turn is next, and a fault can happen at any operation of any process, so that a failure is found again by its
+seed, process, number and kind.
+
+Turns need to know when a thread can go no further by itself: it waits for its turn, or for another thread, in a lock.
+The latter is seen from outside: the kernel says that it sleeps, and that it has not been awake meanwhile.
+"""
+
+import errno
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from unittest import mock
+
+from multihop.common import clock
+
+T = TypeVar("T")
+FaultKind = Literal["error", "lost", "late", "repeated", "stale", "kill", "suspend", "outage", "cut", "torn"]
+SUSPENDED_S = 90.0
+"""Seconds of a suspension and of an outage: more than the life of a lease."""
+LATE_S = 75.0
+"""Seconds after which a request that timed out arrives nevertheless."""
+_STUCK_S = 60.0
+_LOOK_S = 0.0005
+
+
+class Killed(BaseException):
+    """What each operation of a killed process raises: nothing that it does has an effect any more."""
+
+
+class Fault(NamedTuple):
+    """What happens to a process at one of its operations.
+
+    error     the operation fails and has no effect
+    lost      it has its effect, but its response is lost
+    late      it fails, and has its effect 75 s later
+    repeated  its response is lost, and the library sends the request again
+    stale     a listing is the one before the newest change
+    kill      the process is killed before it
+    suspend   the process stands still for 90 s before it, as in a virtual machine that is moved
+    outage    this one and all of the process's operations fail for 90 s
+    cut       power is cut before it: all processes end, and of the disk only what was synced is certain to be left
+    torn      the same, and of what was not synced any part is left
+    """
+
+    process: str
+    number: int
+    """From 1."""
+    kind: FaultKind
+
+
+@dataclass
+class Process:
+    """A simulated process."""
+
+    name: str
+    function: Callable[[], Any]
+    operations: list[str] = field(default_factory=list)
+    """What it did: one entry an operation."""
+    result: Any = None
+    error: BaseException | None = None
+    """What ended it, if not the end of its function."""
+    is_dead: bool = False
+    suspended_until: float = 0.0
+    slept_s: float = 0.0
+    """Seconds for which it was suspended."""
+    outage_until: float = 0.0
+    threads: int = 0
+
+
+@dataclass(eq=False)
+class _Turns:
+    """A thread, and what it waits for."""
+
+    process: Process
+    number: int
+    thread: threading.Thread
+    is_parked: bool = False
+    has_ended: bool = False
+    wakes_at: float = 0.0
+    event: threading.Event | None = None
+    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+
+class World:
+    """Simulated processes and their clock; use it as a context, within which the code under test meets it."""
+
+    def __init__(self, seed: int = 0, fault: Fault | None = None) -> None:
+        """Start at second 0, without processes."""
+        self.time = 1000.0
+        self.fault = fault
+        self.happened = False
+        """Whether the fault happened."""
+        self.on_cut: list[Callable[[bool], None]] = []
+        """Called after a power cut, with whether writes were torn."""
+        self._cut: FaultKind | None = None
+        self.processes: list[Process] = []
+        """All that were started, in order."""
+        self._random = random.Random(seed)
+        self._turns: dict[threading.Thread, _Turns] = {}
+        self._changed = threading.Semaphore(0)
+        self._late: list[tuple[float, Callable[[], Any]]] = []
+        self._context = ExitStack()
+
+    def __enter__(self) -> "World":
+        for name, replacement in (
+            ("monotonic", self._monotonic),
+            ("boottime", lambda: self.time),
+            ("sleep", self.sleep),
+            ("wait", self._wait),
+        ):
+            self._context.enter_context(mock.patch.object(clock, name, replacement))
+        self._context.enter_context(self._followed_threads())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes:
+            process.is_dead = True
+        self.run()
+        self._context.close()
+
+    def process(self) -> Process | None:
+        """The process of this thread; None: it is not simulated."""
+        turns = self._turns.get(threading.current_thread())
+        return turns.process if turns else None
+
+    def start(self, name: str, function: Callable[[], Any]) -> Process:
+        """Start a process."""
+        process = Process(name, function)
+        self.processes.append(process)
+
+        def main() -> None:
+            try:
+                process.result = function()
+            except BaseException as error:
+                process.error = error
+            finally:
+                process.is_dead = True  # with its daemon threads
+
+        self._start(threading.Thread(target=main, name=name, daemon=True), process)
+        return process
+
+    def kill(self) -> NoReturn:
+        """End the process of this thread at once."""
+        process = self.process()
+        assert process is not None, "only a simulated process can be killed"
+        process.is_dead = True
+        raise Killed
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Give turns until all processes have ended, or until a condition holds between two operations.
+
+        Raises:
+            RuntimeError: no thread can go on, or one goes on for ever without an operation.
+        """
+        since = 0.0
+        while not until():
+            running = self._settle()
+            if self._cut is not None:
+                for restore in self.on_cut:
+                    restore(self._cut == "torn")
+                self._cut = None
+            parked = [turns for turns in self._turns.values() if turns.is_parked]
+            ready = [turns for turns in parked if self._is_ready(turns)]
+            if ready:
+                turns = self._random.choice(sorted(ready, key=lambda turns: (turns.process.name, turns.number)))
+                turns.is_parked = False
+                turns.turn.release()
+                continue
+            if running and not parked and not self._late and any(not turns.process.is_dead for turns in running):
+                # They may wait for threads that are not Python's, of Arrow for example.
+                since = since or time.monotonic()
+                if time.monotonic() - since > _STUCK_S:
+                    raise RuntimeError(f"all threads wait for each other\n{self._stacks(running)}")
+                continue
+            since = 0.0
+            times = [max(turns.wakes_at, turns.process.suspended_until) for turns in parked]
+            times += [at for at, _ in self._late]
+            if not times:
+                return
+            self.time = max(self.time, min(times))
+            due = [late for late in self._late if late[0] <= self.time]
+            self._late = [late for late in self._late if late[0] > self.time]
+            for _, effect in due:
+                effect()
+
+    def operate(self, what: str, effect: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+        """Have the effect of an operation when it is this thread's turn, or what a fault makes of it.
+
+        Args:
+            what: the operation and its path.
+            again: the effect of the second of two equal requests; None: the same.
+        """
+        turns = self._turns.get(threading.current_thread())
+        if turns is None:
+            return effect()
+        self._park(turns, self.time)
+        process = turns.process
+        process.operations.append(what)
+        fault = self.fault
+        if fault is None or (fault.process, fault.number) != (process.name, len(process.operations)):
+            if self.time < process.outage_until:
+                raise OSError(errno.EIO, f"{what}: no answer")
+            return effect()
+        self.happened = True
+        match fault.kind:
+            case "error":
+                raise OSError(errno.EIO, f"{what}: refused")
+            case "lost":
+                effect()
+                raise OSError(errno.EIO, f"{what}: the response was lost")
+            case "late":
+                self._late.append((self.time + LATE_S, effect))
+                raise OSError(errno.EIO, f"{what}: no answer")
+            case "repeated":
+                effect()
+                return (again or effect)()
+            case "kill":
+                self.kill()
+            case "cut" | "torn":
+                for other in self.processes:
+                    other.is_dead = True
+                self._cut = fault.kind
+                raise Killed
+            case "suspend":
+                process.suspended_until = self.time + SUSPENDED_S
+                process.slept_s += SUSPENDED_S
+                self._park(turns, self.time)
+                return effect()
+            case "outage":
+                process.outage_until = self.time + SUSPENDED_S
+                raise OSError(errno.EIO, f"{what}: no answer")
+            case "stale":
+                return effect()
+        raise AssertionError(fault.kind)
+
+    def is_stale(self) -> bool:
+        """Whether the listing that this thread asks for is an old one."""
+        process, fault = self.process(), self.fault
+        return (
+            process is not None
+            and fault == (process.name, len(process.operations), "stale")
+        )  # fmt: skip
+
+    def sleep(self, seconds: float) -> None:
+        """`clock.sleep` of a simulated process."""
+        turns = self._turns.get(threading.current_thread())
+        if turns is None:
+            time.sleep(seconds)
+        else:
+            self._park(turns, self.time + seconds)
+
+    def _wait(self, event: threading.Event, seconds: float) -> bool:
+        turns = self._turns.get(threading.current_thread())
+        if turns is None:
+            return event.wait(seconds)
+        turns.event = event
+        try:
+            self._park(turns, self.time + seconds)
+        finally:
+            turns.event = None
+        return event.is_set()
+
+    def _monotonic(self) -> float:
+        process = self.process()
+        return self.time - (process.slept_s if process else 0.0)
+
+    def _is_ready(self, turns: _Turns) -> bool:
+        process = turns.process
+        if process.is_dead:
+            return True
+        is_due = turns.wakes_at <= self.time or (turns.event is not None and turns.event.is_set())
+        return is_due and process.suspended_until <= self.time
+
+    def _park(self, turns: _Turns, wakes_at: float) -> None:
+        if not turns.process.is_dead:
+            turns.wakes_at, turns.is_parked = wakes_at, True
+            self._changed.release()
+            turns.turn.acquire()
+        if turns.process.is_dead:
+            raise Killed
+
+    def _start(self, thread: threading.Thread, process: Process) -> None:
+        turns = _Turns(process, process.threads, thread)
+        process.threads += 1
+        self._turns[thread] = turns
+        run = thread.run
+
+        def run_in_turns() -> None:
+            try:
+                self._park(turns, self.time)
+                run()
+            except Killed:
+                pass
+            finally:
+                turns.has_ended = True
+                self._changed.release()
+
+        thread.run = run_in_turns  # type: ignore[method-assign]
+        _START(thread)
+
+    @contextmanager
+    def _followed_threads(self) -> Iterator[None]:
+        """Make the threads that simulated processes start their own."""
+
+        def start(thread: threading.Thread) -> None:
+            process = self.process()
+            if process is None:
+                _START(thread)
+            else:
+                self._start(thread, process)
+
+        with mock.patch.object(threading.Thread, "start", start):
+            yield
+
+    def _settle(self) -> list[_Turns]:
+        """Wait until no thread goes on by itself; returns those that wait for others and not for their turn."""
+        deadline = time.monotonic() + _STUCK_S
+        before: dict[_Turns, int] = {}
+        while True:
+            for turns in [turns for turns in self._turns.values() if turns.has_ended]:
+                del self._turns[turns.thread]
+            running = [turns for turns in self._turns.values() if not turns.is_parked]
+            if not running:
+                return []
+            seen = {turns: _progress(turns.thread) for turns in running}
+            if all(seen[turns] is not None and before.get(turns) == seen[turns] for turns in running):
+                return running
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"a thread goes on without an operation\n{self._stacks(running)}")
+            before = {turns: progress for turns, progress in seen.items() if progress is not None}
+            self._changed.acquire(timeout=_LOOK_S)
+
+    def _stacks(self, running: list[_Turns]) -> str:
+        frames = sys._current_frames()
+        return "\n".join(
+            f"{turns.process.name}, thread {turns.thread.name}:\n" + "".join(traceback.format_stack(frames[ident]))
+            for turns in running
+            if (ident := turns.thread.ident) in frames
+        )
+
+
+_START = threading.Thread.start
+
+
+def _progress(thread: threading.Thread) -> int | None:
+    """How often a thread that sleeps has gone to sleep; None: it runs, or has only just started or ended."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/status") as file:
+            lines = dict(line.split(":", 1) for line in file)
+    except OSError:
+        return None
+    return int(lines["voluntary_ctxt_switches"]) if lines["State"].strip().startswith("S") else None
