@@ -37,6 +37,7 @@ from multihop.cluster.tracking.store import (
     steps_of,
     tag_planned,
 )
+from multihop.common import clock
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import Row, RowFollower, read_rows
@@ -143,7 +144,7 @@ class Tracker:
         stop = threading.Event()
 
         def log_regularly() -> None:
-            while not stop.wait(_POLL_S):
+            while not clock.wait(stop, _POLL_S):
                 self._log_if_due()
 
         follower = threading.Thread(target=log_regularly, name="mlflow", daemon=True)
@@ -188,7 +189,7 @@ class Tracker:
             log.warning("MLflow at %s lacks part of this run; the run's next start catches up", self._safe_uri)
 
     def _log_if_due(self) -> None:
-        if time.monotonic() >= self._not_before:
+        if clock.monotonic() >= self._not_before:
             self._log_now()
 
     def _log_now(self, final_status: str | None = None) -> None:
@@ -218,7 +219,7 @@ class Tracker:
         """Retry later, with exponential backoff."""
         self.error, self._logged = error, None
         self._wait_s = min(_LONGEST_WAIT_S, max(_POLL_S, 2 * self._wait_s))
-        self._not_before = time.monotonic() + self._wait_s
+        self._not_before = clock.monotonic() + self._wait_s
 
     def _warn(self) -> None:
         """Warn once when MLflow is lost, and once when it is back."""

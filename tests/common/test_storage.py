@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from multihop.common.errors import UserError
+from multihop.common.s3 import Bucket
 from multihop.common.storage import open_folder
 
 
@@ -129,6 +130,49 @@ def test_in_a_bucket_too_a_file_is_created_once(bucket: str) -> None:
     folder = open_folder(f"{bucket}/run")
     assert folder.create("a", b"first", "x") and not folder.create("a", b"second", "x")
     assert folder.read_bytes("a") == b"first"
+
+
+def test_a_file_is_replaced_only_in_the_version_that_was_seen(location: str) -> None:
+    folder = open_folder(location)
+    with pytest.raises(FileNotFoundError):
+        folder.read("a")
+    first = folder.replace("a", b"first", None)
+    assert first is not None and folder.read("a") == (b"first", first)
+    assert folder.replace("a", b"another", None) is None
+    second = folder.replace("a", b"second", first)
+    assert second is not None and second != first
+    assert folder.replace("a", b"late", first) is None and folder.read("a") == (b"second", second)
+    folder.remove("a")
+    assert folder.replace("a", b"late", second) is None and folder.names() == []
+
+
+def test_a_version_is_replaced_by_one_of_many(location: str) -> None:
+    folder = open_folder(location)
+    version, start = folder.replace("a", b"first", None), threading.Barrier(8)
+
+    def replace(number: int) -> str | None:
+        start.wait()
+        return folder.replace("a", b"%d" % number, version)
+
+    with ThreadPoolExecutor(8) as threads:
+        replaced = list(threads.map(replace, range(8)))
+    (winner,) = [number for number, new in enumerate(replaced) if new is not None]
+    assert folder.read("a") == (b"%d" % winner, replaced[winner])
+
+
+def test_a_replacement_whose_response_was_lost_is_one(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library sends the request again, which then finds the version that the first one wrote."""
+    folder = open_folder(bucket)
+    first = folder.replace("a", b"first", None)
+    put_if = Bucket._put_if
+
+    def twice(*request: Any) -> str | None:
+        put_if(*request)
+        return put_if(*request)
+
+    monkeypatch.setattr(Bucket, "_put_if", twice)
+    second = folder.replace("a", b"second", first)
+    assert second is not None and folder.read("a") == (b"second", second)
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:

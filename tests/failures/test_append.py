@@ -9,6 +9,7 @@ from simulation.every_failure import Scenario, check_every_failure
 from simulation.world import World
 from tables_of_tests import Table
 
+from multihop.common import files
 from multihop.common.json_lines import append_row, read_rows
 
 
@@ -46,3 +47,11 @@ def appended(tmp_path: Path) -> Scenario:
 
 def test_rows_whose_writer_fails_anywhere(appended: Scenario, table: Table) -> None:
     check_every_failure(appended, 1, table)
+
+
+def test_rows_are_lost_if_the_folder_of_their_file_is_not_synced(
+    appended: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync", lambda path: None)
+    with pytest.raises(AssertionError, match=r"faults broke a promise:\nFault\(.*kind='cut'\)"):
+        check_every_failure(appended, 1, table)

@@ -13,6 +13,7 @@ from simulation.world import World
 from tables_of_tests import Table
 
 from multihop.common import storage
+from multihop.common.disk import Disk
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.retention import sweep
@@ -103,3 +104,25 @@ def _manifest(step: int) -> CheckpointManifest:
 @pytest.mark.parametrize("every", [41, pytest.param(1, marks=LONG)])
 def test_saves_that_fail_anywhere(three_launches: Scenario, every: int, table: Table) -> None:
     check_every_failure(three_launches, every, table)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("three_launches", ["disk"], indirect=True)
+def test_a_manifest_outlives_its_files_if_its_removal_is_not_synced(
+    three_launches: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Disk, "sync", lambda disk, folder: None)
+    with pytest.raises(AssertionError, match=r"kind='torn'\).*safetensors is missing"):
+        check_every_failure(three_launches, 1, table, kinds=("torn",))
+
+
+@pytest.mark.parametrize("three_launches", ["disk"], indirect=True)
+def test_the_same_seed_is_the_same_sequence_of_operations(three_launches: Scenario) -> None:
+    worlds = []
+    for seed in (1, 1, 2):
+        with World(seed) as world:
+            three_launches(world)
+        worlds.append(world)
+    # Names of temporary files are random.
+    first, again, other = ([(time, name, what.split()[0]) for time, name, what in world.history] for world in worlds)
+    assert first == again != other

@@ -69,3 +69,15 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=LONG)])
 def test_a_run_whose_drivers_fail_anywhere(two_drivers: Scenario, every: int, table: Table) -> None:
     check_every_failure(two_drivers, every, table)
+
+
+def test_results_are_lost_if_files_are_replaced_whatever_their_version(
+    two_drivers: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def regardless(bucket: SimulatedBucket, path: str, data: bytes, version: str | None) -> str:
+        bucket.put(path, data)
+        return ""
+
+    monkeypatch.setattr(SimulatedBucket, "replace", regardless)
+    with pytest.raises(AssertionError, match=r"kind='late'\) at 'put .*rows .* were lost"):
+        check_every_failure(two_drivers, 1, table, kinds=("late",))

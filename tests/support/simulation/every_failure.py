@@ -1,8 +1,8 @@
 """Runs a scenario once for each operation of each of its processes and each kind of failure at it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, get_args
 
 import pytest
 from tables_of_tests import Table
@@ -12,6 +12,7 @@ from simulation.world import Fault, FaultKind, World
 Scenario = Callable[[World], None]
 """Starts processes, runs the world, starts what is left to do again, and asserts what was promised."""
 
+ALL_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 LONG = (pytest.mark.long, pytest.mark.timeout(3600))
 _ANY: tuple[FaultKind, ...] = ("error", "kill", "suspend")
 _KINDS: dict[str, tuple[FaultKind, ...]] = {
@@ -19,6 +20,8 @@ _KINDS: dict[str, tuple[FaultKind, ...]] = {
     "head": (*_ANY, "outage"),
     "get": (*_ANY, "outage"),
     **dict.fromkeys(("put", "create", "replace", "remove", "copy"), (*_ANY, "outage", "lost", "late", "repeated")),
+    "query": (*_ANY, "outage"),
+    "change": (*_ANY, "outage", "lost", "late"),
     **dict.fromkeys(
         ("fsync", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", "write"), (*_ANY, "cut", "torn")
     ),
@@ -26,7 +29,9 @@ _KINDS: dict[str, tuple[FaultKind, ...]] = {
 """The kinds of failures by the first word of an operation."""
 
 
-def check_every_failure(scenario: Scenario, every: int, table: Table, seed: int = 0) -> None:
+def check_every_failure(
+    scenario: Scenario, every: int, table: Table, kinds: Collection[FaultKind] = ALL_KINDS, seed: int = 0
+) -> None:
     """Run a scenario once with each fault, or with every n-th of them, and show how many there were.
 
     Raises:
@@ -39,6 +44,7 @@ def check_every_failure(scenario: Scenario, every: int, table: Table, seed: int 
         for process in world.processes
         for number, operation in enumerate(process.operations, start=1)
         for kind in _KINDS[operation.split()[0]]
+        if kind in kinds
     ]
     chosen, broken = faults[::every], []
     for operation, fault in chosen:
@@ -51,8 +57,8 @@ def check_every_failure(scenario: Scenario, every: int, table: Table, seed: int 
     shown = "\n".join(broken)
     assert not broken, f"with seed {seed}, {len(broken)} of {len(chosen)} faults broke a promise:\n{shown}"
     operations = Counter(operation.split()[0] for operation, _ in chosen)
-    kinds = Counter(fault.kind for _, fault in chosen)
-    table(f"{len(chosen):,} of {len(faults):,} faults broke no promise; at {_listed(operations)}; {_listed(kinds)}")
+    happened = Counter(fault.kind for _, fault in chosen)
+    table(f"{len(chosen):,} of {len(faults):,} faults broke no promise; at {_listed(operations)}; {_listed(happened)}")
 
 
 def _listed(counts: Mapping[Any, int]) -> str:

@@ -104,6 +104,8 @@ class World:
         self._cut: FaultKind | None = None
         self.processes: list[Process] = []
         """All that were started, in order."""
+        self.history: list[tuple[float, str, str]] = []
+        """Time, process and name of each operation, in order."""
         self._random = random.Random(seed)
         self._turns: dict[threading.Thread, _Turns] = {}
         self._changed = threading.Semaphore(0)
@@ -205,6 +207,7 @@ class World:
         self._park(turns, self.time)
         process = turns.process
         process.operations.append(what)
+        self.history.append((self.time, process.name, what))
         fault = self.fault
         if fault is None or (fault.process, fault.number) != (process.name, len(process.operations)):
             if self.time < process.outage_until:
