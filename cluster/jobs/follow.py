@@ -1,11 +1,11 @@
 """Follows a job from another machine: each line of its output once, across lost connections; then its exit code."""
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from multihop.cluster.ray.jobs import Job, Jobs, UnreachableError
+from multihop.common import clock
 from multihop.common.errors import DONE, FAILED, LOST, STOPPED, USER_ERROR
 
 _RETRY_S = 2.0
@@ -19,12 +19,12 @@ class _Progress:
 
     written: int = 0
     """Number of characters that were written."""
-    answered: float = field(default_factory=time.monotonic)
-    """When the cluster last answered (`time.monotonic`)."""
+    answered: float = field(default_factory=lambda: clock.monotonic())
+    """When the cluster last answered (`clock.monotonic`)."""
     is_unreachable: bool = False
 
     def on_answer(self) -> None:
-        self.answered = time.monotonic()
+        self.answered = clock.monotonic()
         if self.is_unreachable:
             print("multihop: the cluster answers again", file=sys.stderr)
         self.is_unreachable = False
@@ -72,12 +72,12 @@ def _follow(jobs: Jobs, job_id: str, write: Callable[[str], object], progress: _
             progress.on_answer()
         except UnreachableError as error:
             progress.on_silence(str(error))
-            time.sleep(_RETRY_S)
+            clock.sleep(_RETRY_S)
         # Checked in any case: a cluster that replaced a lost one has no output to follow, and does not know the job.
         try:
             job = jobs.get(job_id)
         except UnreachableError as error:
-            if time.monotonic() - progress.answered > _PATIENCE_S:
+            if clock.monotonic() - progress.answered > _PATIENCE_S:
                 return None
             progress.on_silence(str(error))
             continue
@@ -86,7 +86,7 @@ def _follow(jobs: Jobs, job_id: str, write: Callable[[str], object], progress: _
         if job.has_ended:
             _write_rest(jobs, job, progress.written, write)
             return job
-        progress.answered = time.monotonic()
+        progress.answered = clock.monotonic()
 
 
 def exit_code(job: Job | None) -> int:

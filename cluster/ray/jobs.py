@@ -6,12 +6,12 @@ import logging
 import math
 import os
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multihop.common import clock
 from multihop.common.errors import UserError
 
 RUN, RUNS, CONTENT, CODE, COMMIT, RECIPE = (
@@ -164,16 +164,16 @@ class Jobs:
 
     def _call(self, call: Callable[..., Any], *arguments: Any, unless: str | None = None, **named: Any) -> Any:
         """Call the head, retrying for a minute; None if the error contains `unless`, which is an answer too."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = clock.monotonic() + _PATIENCE_S
         while True:
             try:
                 return call(*arguments, **named)
             except Exception as error:  # Ray's RuntimeError, and those of requests
                 if unless is not None and unless in str(error):
                     return None
-                if time.monotonic() > deadline or "status code 4" in str(error):
+                if clock.monotonic() > deadline or "status code 4" in str(error):
                     raise UnreachableError(f"the cluster failed the request: {_first_line(error)}") from None
-            time.sleep(_RETRY_S)
+            clock.sleep(_RETRY_S)
 
 
 async def _next(chunks: AsyncIterator[str]) -> str | None:

@@ -7,7 +7,9 @@ from typing import Any, get_args
 import pytest
 from tables_of_tests import Table
 
-from simulation.world import Fault, FaultKind, World
+from multihop.cluster.jobs.head_script import HeadScriptFailed
+from multihop.common.errors import UserError
+from simulation.world import Fault, FaultKind, Killed, World
 
 Scenario = Callable[[World], None]
 """Starts processes, runs the world, starts what is left to do again, and asserts what was promised."""
@@ -20,6 +22,8 @@ _KINDS: dict[str, tuple[FaultKind, ...]] = {
     "head": (*_ANY, "outage"),
     "get": (*_ANY, "outage"),
     **dict.fromkeys(("put", "create", "replace", "remove", "copy"), (*_ANY, "outage", "lost", "late", "repeated")),
+    "ask": (*_ANY, "outage"),
+    "tell": (*_ANY, "outage", "lost", "late"),
     "query": (*_ANY, "outage"),
     "change": (*_ANY, "outage", "lost", "late"),
     **dict.fromkeys(
@@ -39,6 +43,7 @@ def check_every_failure(
     """
     with World(seed) as world:
         scenario(world)
+    _check_errors(world, ())
     faults = [
         (operation, Fault(process.name, number, kind))
         for process in world.processes
@@ -52,6 +57,7 @@ def check_every_failure(
             try:
                 scenario(world)
                 assert world.happened, "the operation did not come again"
+                _check_errors(world, (OSError, UserError, HeadScriptFailed, Killed))
             except Exception as error:
                 broken.append(f"{fault} at {operation!r}: {error!r}")
     shown = "\n".join(broken)
@@ -59,6 +65,13 @@ def check_every_failure(
     operations = Counter(operation.split()[0] for operation, _ in chosen)
     happened = Counter(fault.kind for _, fault in chosen)
     table(f"{len(chosen):,} of {len(faults):,} faults broke no promise; at {_listed(operations)}; {_listed(happened)}")
+
+
+def _check_errors(world: World, expected: tuple[type[BaseException], ...]) -> None:
+    """Check that processes ended only by errors of which a user gets a sentence."""
+    for process in world.processes:
+        if process.error is not None and not isinstance(process.error, expected):
+            raise AssertionError(f"{process.name} ended with a traceback: {process.error!r}") from process.error
 
 
 def _listed(counts: Mapping[Any, int]) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 from unittest import mock
@@ -192,7 +192,8 @@ class World:
             due = [late for late in self._late if late[0] <= self.time]
             self._late = [late for late in self._late if late[0] > self.time]
             for _, effect in due:
-                effect()
+                with suppress(Exception):  # an error too is a response that nobody gets
+                    effect()
 
     def operate(self, what: str, effect: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Have the effect of an operation when it is this thread's turn, or what a fault makes of it.
