@@ -43,6 +43,9 @@ def audit_command(
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster to train on. Default: this machine.")
     ] = None,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Find the first step that differs: checksums of each step, two replays.")
+    ] = False,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +53,7 @@ def audit_command(
     location = locate_run(run, runs)
     if "://" in location:
         raise UserError(f"{location} cannot be audited where it is; `multihop fetch` the run, and give its directory")
-    raise typer.Exit(show_audit(Path(location), first, last, address, as_json))
+    raise typer.Exit(show_audit(Path(location), first, last, address, bisect, as_json))
 
 
 @checkpoints_app.command("average")
@@ -145,12 +148,14 @@ def show_results(location: str, as_json: bool) -> int:
     return 1
 
 
-def show_audit(run_dir: Path, first: int | None, last: int | None, address: str | None, as_json: bool) -> int:
+def show_audit(
+    run_dir: Path, first: int | None, last: int | None, address: str | None, bisect: bool, as_json: bool
+) -> int:
     """Audit, and print the outcome; returns the exit code, 1 if something differs."""
     from multihop.cluster.runs.audit import audit
 
     started = time.monotonic()
-    outcome = audit(run_dir, first, last, address)
+    outcome = audit(run_dir, first, last, address, bisect)
     if as_json:
         print(json.dumps(asdict(outcome), indent=1))
         return 0 if outcome.is_equal else 1
@@ -169,6 +174,18 @@ def show_audit(run_dir: Path, first: int | None, last: int | None, address: str 
     if outcome.loss is not None:
         step, found, expected = outcome.loss
         print(f"loss      first differs at step {step:,} of those that are logged: {found!r} for {expected!r}")
+    if outcome.states.first_different is not None:
+        before = "" if outcome.states.last_equal is None else f"equal up to step {outcome.states.last_equal:,}, "
+        print(f"state     {before}differs from step {outcome.states.first_different:,} on, of those that are recorded")
+    elif bisect:
+        print("state     the run recorded no state that differs; set engine.replica_check_interval in its recipe")
+    if outcome.replays is not None:
+        apart = outcome.replays.first_different
+        print(
+            "replays   two are equal in every step: what was saved is not what these steps give"
+            if apart is None
+            else f"replays   two differ from step {apart:,} on: these devices do not repeat themselves"
+        )
     for sentence in outcome.conditions:
         print(safe_text(f"changed   {sentence}: other bits are expected"))
     return 1

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.environment import LAST_STEP
 from multihop.pretrain.run.changes import CHANGES
-from multihop.pretrain.run.files import checkpoints_of, read_config
+from multihop.pretrain.run.files import STATE_CHECKSUM, checkpoints_of, read_config
 
 AUDITS = "audits.jsonl"
 """File in a run's folder with a row for each audit."""
@@ -37,6 +37,18 @@ _COPIED = (CHANGES, CACHE_FILE, "identity")
 checkpoint which it resumes from."""
 _SAME_BITS = ("world_size", "device", "threads")
 """Fields of launches.jsonl that, beside the versions, must be equal for equal bits."""
+
+
+@dataclass(frozen=True)
+class ComparedStates:
+    """Where two trainings of the same steps part, by the checksums of their states."""
+
+    steps: int
+    """Number of steps of which both have a checksum."""
+    last_equal: int | None
+    """The newest of these steps before `first_different` with equal states; None: none has."""
+    first_different: int | None
+    """The first of these steps with different states; None: all are equal."""
 
 
 @dataclass(frozen=True)
@@ -55,49 +67,62 @@ class Audit:
     """Weights and moments that differ, in the order of their names."""
     loss: tuple[int, float, float] | None
     """The first logged step whose loss differs, with its loss in the replay and in the run."""
+    states: ComparedStates
+    """The replay beside the run, if the recipe has engine.replica_check_interval."""
     conditions: list[str]
     """What was not the same in the replay, so that other bits are expected: device, threads, versions, ranks."""
+    replays: ComparedStates | None = None
+    """One replay beside another, each step: None if there was no second."""
 
 
-def audit(run_dir: Path, first: int | None, last: int | None, address: str | None) -> Audit:
+def audit(run_dir: Path, first: int | None, last: int | None, address: str | None, bisect: bool = False) -> Audit:
     """Replay the steps between two committed checkpoints, compare, and record the outcome in audits.jsonl.
 
     Args:
         first: step of the checkpoint to start from, or 0 for the initial weights; None: the one before `last`.
         last: step of the checkpoint to audit; None: the newest.
         address: the Ray cluster to train on; None: as for `ray_session`.
+        bisect: find the first step that differs: compute checksums of the state after each step, and replay twice.
 
     Raises:
         UserError: there are no such checkpoints, one is damaged, or they were made from other data.
         TrainingFailed: the replay failed.
     """
-    from multihop.cluster.ray.session import ray_session
-    from multihop.cluster.ray.train_driver import train_on_ray
-
     config = read_config(run_dir)
     checkpoints = checkpoints_of(run_dir, config)
     first, last = _steps(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
-    with replay_folder(run_dir, first, expected) as folder:
-        ranks = expected.world_size
-        with ray_session(address, ranks):
-            replayed, variables = str(folder / "checkpoints"), _variables_of(run_dir)
-            environment = {LAST_STEP: str(last)}
-            is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
-        if is_stopped:
-            raise UserError(f"the replay was stopped before step {last}; audit the run again")
-        outcome = compare_replay(run_dir, folder, first, expected)
+    with replay_folder(run_dir, first, expected, bisect) as folder:
+        _replay(run_dir, folder, expected, address)
+        outcome, rows = compare_replay(run_dir, folder, first, expected), read_rows(folder / "metrics.jsonl")
+    if bisect and not outcome.is_equal:
+        with replay_folder(run_dir, first, expected, bisect) as folder:
+            _replay(run_dir, folder, expected, address)
+            outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
     append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
     return outcome
 
 
+def _replay(run_dir: Path, folder: Path, expected: CheckpointManifest, address: str | None) -> None:
+    from multihop.cluster.ray.session import ray_session
+    from multihop.cluster.ray.train_driver import train_on_ray
+
+    ranks, last, replayed = expected.world_size, expected.step, str(folder / "checkpoints")
+    with ray_session(address, ranks):
+        environment, variables = {LAST_STEP: str(last)}, _variables_of(run_dir)
+        is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
+    if is_stopped:
+        raise UserError(f"the replay was stopped before step {last}; audit the run again")
+
+
 @contextmanager
-def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest) -> Iterator[Path]:
+def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest, every_step: bool = False) -> Iterator[Path]:
     """A folder in the run's, in which the ranks train the same steps again from the checkpoint of `first`; removed at
     the end.
 
     Args:
         expected: the checkpoint that is audited; its recipe, stage and number of ranks apply.
+        every_step: log each step, with a checksum of the state after it.
 
     Raises:
         InUseError: another process audits the run.
@@ -117,7 +142,7 @@ def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest) -> It
                 if (run_dir / name).exists():
                     shutil.copyfile(run_dir / name, folder / name)
             make_folder(folder / "logs", mode=0o700)
-            content = json.dumps(_recipe_of_replay(run_dir, expected)).encode()
+            content = json.dumps(_recipe_of_replay(run_dir, expected, every_step)).encode()
             write_atomically(folder / "recipe.json", content, mode=0o600)
             if first > 0:
                 start = open_folder(folder_of_step(checkpoints, first))
@@ -141,12 +166,23 @@ def compare_replay(run_dir: Path, folder: Path, first: int, expected: Checkpoint
     if found.content_hash() != expected.content_hash():
         with CheckpointReader(replayed, found) as one, CheckpointReader(audited, expected) as other:
             tensors = list(differing_tensors(one, other))
-    loss = _first_differing_loss(read_rows(folder / "metrics.jsonl"), read_rows(run_dir / "metrics.jsonl"))
+    metrics = read_rows(folder / "metrics.jsonl"), read_rows(run_dir / "metrics.jsonl")
     conditions = _differing_conditions(
         read_rows(folder / "launches.jsonl")[-1], read_rows(run_dir / "launches.jsonl"), first, last
     )
     is_equal = not counters and not tensors
-    return Audit(first, last, is_equal, counters, tensors, loss, conditions)
+    loss, states = _first_differing_loss(*metrics), compare_states(*metrics)
+    return Audit(first, last, is_equal, counters, tensors, loss, states, conditions)
+
+
+def compare_states(one: list[Row], other: list[Row]) -> ComparedStates:
+    """Compare the checksums in two files of metrics."""
+    sums, others = (_values(rows, STATE_CHECKSUM) for rows in (one, other))
+    steps = sorted(sums.keys() & others.keys())
+    different = [step for step in steps if sums[step] != others[step]]
+    first = different[0] if different else None
+    equal = [step for step in steps if first is None or step < first]
+    return ComparedStates(len(steps), equal[-1] if equal else None, first)
 
 
 def proved_checkpoints(run_dir: Path) -> set[str]:
@@ -160,11 +196,13 @@ def _variables_of(run_dir: Path) -> list[str]:
     return names
 
 
-def _recipe_of_replay(run_dir: Path, expected: CheckpointManifest) -> dict[str, Any]:
+def _recipe_of_replay(run_dir: Path, expected: CheckpointManifest, every_step: bool) -> dict[str, Any]:
     """The recipe with what the audited checkpoint was made with, that saves and evaluates at the last step alone."""
     never = total_steps(read_config(run_dir).phases) + 1
     content: dict[str, Any] = _merged(read_json_object(run_dir / "recipe.json"), expected.recipe or {})
     content.setdefault("engine", {}).update(zero_stage=expected.zero_stage, eval_interval=never)
+    if every_step:
+        content["engine"].update(replica_check_interval=1, log_interval=1)
     content.setdefault("checkpoint", {}).update(location=None, save_interval=never, keep=2)
     return content
 
@@ -201,11 +239,16 @@ def _steps(checkpoints: str, first: int | None, last: int | None) -> tuple[int, 
 
 
 def _first_differing_loss(found: list[Row], expected: list[Row]) -> tuple[int, float, float] | None:
-    losses = [{row["step"]: row["loss"] for row in reversed(rows) if "loss" in row} for rows in (found, expected)]
+    losses = [_values(rows, "loss") for rows in (found, expected)]
     common = sorted(losses[0].keys() & losses[1].keys())
     return next(
         ((step, losses[0][step], losses[1][step]) for step in common if losses[0][step] != losses[1][step]), None
     )
+
+
+def _values(rows: list[Row], key: str) -> dict[int, Any]:
+    """The value of a key by step; the first row of a step counts."""
+    return {row["step"]: row[key] for row in reversed(rows) if key in row}
 
 
 def _differing_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[str]:

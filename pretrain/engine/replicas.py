@@ -81,6 +81,19 @@ def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], facts: M
     )
 
 
+def state_checksum(ranks: Ranks, tensors: Mapping[str, Tensor]) -> str:
+    """A checksum of what all ranks hold: 16 hex digits. A collective call, which waits for the device once.
+
+    Args:
+        tensors: This rank's tensors by name, such as its slices of weights and moments.
+    """
+    names = sorted(tensors)
+    sums = [checksum(tensors[name]) for name in names]
+    table = torch.stack(sums).cpu() if sums else torch.zeros(0, 2, dtype=torch.int64)
+    own = hashlib.sha256(table.numpy().tobytes() + canonical_json(names)).hexdigest()
+    return hashlib.sha256("".join(ranks.all_gather_text(own)).encode()).hexdigest()[:16]
+
+
 def check_installed(ranks: Ranks) -> None:
     """Check that all ranks run the same code with the same libraries. A collective call.
 

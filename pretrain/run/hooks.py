@@ -32,8 +32,9 @@ class Hooks:
 
     emit: Callable[[Row], None]
     """Writes a row of metrics; called on every rank."""
-    check_replicas: Callable[[TrainState], None]
-    """Checks that the ranks agree; called on every rank, before each save and as often as the recipe asks."""
+    check_replicas: Callable[[TrainState], Row]
+    """Checks that the ranks agree; called on every rank, before each save and as often as the recipe asks. Returns what
+    is to be logged."""
     save: Callable[[TrainState], None]
     """Saves a checkpoint; called on every rank."""
     record_skipped: Callable[[int, Row], None]

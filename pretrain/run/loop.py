@@ -109,7 +109,9 @@ def train(
         save_due = progress.step % config.checkpoint.save_interval == 0 or progress.step == last or stopping
         check_interval = config.engine.replica_check_interval
         if save_due or (check_interval is not None and progress.step % check_interval == 0):
-            hooks.check_replicas(progress)
+            found = hooks.check_replicas(progress)
+            if found:
+                hooks.emit(_progress_row(batches, progress) | found)
         if save_due:
             hooks.save(progress)
         if stopping:

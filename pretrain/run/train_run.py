@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from multihop.common.errors import DONE, STOPPED
 from multihop.common.files import open_append, sha256_json, truncate_torn_line
 from multihop.common.journal import JournalWriter
+from multihop.common.json_lines import Row
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.shards import TokenDataset, open_dataset
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, TrainState
@@ -33,11 +34,11 @@ from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas
+from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas, state_checksum
 from multihop.pretrain.environment import LAST_STEP, LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
-from multihop.pretrain.run.files import JOURNAL, ROWS, STOP_FILE, checkpoints_of, read_config
+from multihop.pretrain.run.files import JOURNAL, ROWS, STATE_CHECKSUM, STOP_FILE, checkpoints_of, read_config
 from multihop.pretrain.run.hooks import Hooks, Tracer, read_trace_request, stop_requests, watchdog
 from multihop.pretrain.run.load_engine import LoadedEngine, load_engine
 from multihop.pretrain.run.loop import train
@@ -227,10 +228,12 @@ def _saver(
 
 def _state_check(
     config: TrainingConfig, data: TokenDataset, ranks: Ranks, loaded: LoadedEngine
-) -> Callable[[TrainState], None]:
+) -> Callable[[TrainState], Row]:
     of_run = {"recipe": sha256_json(config.model_dump(mode="json")), "data": data.manifest.fingerprint}
 
-    def check(progress: TrainState) -> None:
+    interval = config.engine.replica_check_interval
+
+    def check(progress: TrainState) -> Row:
         engine = loaded.engine
         changed = engine.changed_hyperparameters()
         facts = {**of_run, **asdict(progress), **engine.metrics(), "changed hyperparameters": changed}
@@ -241,6 +244,9 @@ def _state_check(
                 f"the optimizer does not have the recipe's hyperparameters after step {progress.step}: "
                 f"{', '.join(changed)}; nothing was saved since then, and a rerun resumes from the newest checkpoint"
             )
+        if interval is None or progress.step % interval != 0:
+            return {}
+        return {STATE_CHECKSUM: state_checksum(ranks, engine.state()[0])}
 
     return check
 

@@ -11,7 +11,7 @@ from rank_pool import RankPool
 from worker_runs import recipe
 from workplace import json_lines, make_workplace, multihop
 
-from multihop.cluster.runs.audit import Audit, compare_replay, replay_folder
+from multihop.cluster.runs.audit import Audit, ComparedStates, compare_replay, replay_folder
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.verify import verify
 
@@ -28,9 +28,9 @@ def trained(pool: Pool, ranks: int, folder: Path, data: Path, fault: str = "none
     return run
 
 
-def audited(pool: Pool, run: Path, first: int, last: int) -> Audit:
+def audited(pool: Pool, run: Path, first: int, last: int, every_step: bool = False) -> Audit:
     expected = verify(folder_of_step(str(run / "checkpoints"), last))
-    with replay_folder(run, first, expected) as folder:
+    with replay_folder(run, first, expected, every_step) as folder:
         assert pool(expected.world_size).run(run_worker_to, folder, last) == [0] * expected.world_size
         return compare_replay(run, folder, first, expected)
 
@@ -88,13 +88,23 @@ def test_a_wrong_step_is_found_and_named(pool: Pool, bert_data: Path, tmp_path: 
     assert not audited(pool, run, 3, 8).is_equal and audited(pool, run, 6, 8).is_equal
 
 
+def test_the_first_step_that_differs_is_found_by_checksums(pool: Pool, bert_data: Path, tmp_path: Path) -> None:
+    """No loss shows a flipped bit of the optimizer's state, but that of the step after does not matter here."""
+    run = trained(pool, 2, tmp_path, bert_data, "exp_avg", engine__replica_check_interval=1)
+    assert audited(pool, run, 0, 3, every_step=True).states == ComparedStates(3, 3, None)
+    assert audited(pool, run, 3, 6, every_step=True).states == ComparedStates(3, 4, 5)
+    once = audited(pool, run, 3, 6)
+    assert once.states == ComparedStates(3, 4, 5) and once.loss is None
+
+
 def test_the_command_audits_and_records(texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "small", 20)
     multihop(tmp_path, "train", "recipe.yaml", "cluster.workers=2")
     printed = multihop(tmp_path, "checkpoints", "audit", "small")
     assert "replayed  steps 11 to 20 in " in printed and "equal     all weights, moments and counters" in printed
     assert "committed, audited" in multihop(tmp_path, "checkpoints", "list", "small")
-    (row,) = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
+    row, *_ = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
     assert (row["first"], row["last"], row["is_equal"]) == (10, 20, True)
+    assert "equal     all weights" in multihop(tmp_path, "checkpoints", "audit", "small", "--bisect")
     refused = multihop(tmp_path, "checkpoints", "audit", "small", "--to", "15", code=2)
     assert "has no good checkpoint of step 15; it has: 10, 20" in refused
