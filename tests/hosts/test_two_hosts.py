@@ -12,7 +12,7 @@ from host_runs import (
     RAY,
     SAME_BUT_FOR_ROUNDING,
     assert_as_undisturbed,
-    begin_on_both,
+    begin_on_all,
     rank_on,
     sizes,
     train,
@@ -33,7 +33,7 @@ class Run:
         self.hosts, self.folder = hosts, folder
         self.run, self.output = folder / "runs" / "two", folder / "output.txt"
         more = ("cluster.workers=[1, 2]", "engine.hang_timeout_s=20")
-        self._driver = begin_on_both(hosts, texts, folder, 100_000, *SAME_BUT_FOR_ROUNDING, *more)
+        self._driver = begin_on_all(hosts, texts, folder, 100_000, *SAME_BUT_FOR_ROUNDING, *more)
         self.sizes: list[int] = []
         self.restarted(2, "start")
 
@@ -151,7 +151,7 @@ def drain(hosts: Hosts, host: int, folder: Path) -> None:
 
 def test_a_host_that_loses_its_power_and_comes_back(hosts: Hosts, texts: Path, tmp_path: Path) -> None:
     run, output = tmp_path / "runs" / "two", tmp_path / "output.txt"
-    driver = begin_on_both(hosts, texts, tmp_path, STEPS)
+    driver = begin_on_all(hosts, texts, tmp_path, STEPS)
     wait_for(lambda: len(losses(run)) > 30, output)
     hosts.lose_power(1)
     wait_for(lambda: "waiting for nodes since" in output.read_text(), output)

@@ -31,13 +31,13 @@ def wait_for(condition: Callable[[], Any], output: Path) -> None:
         time.sleep(0.05)
 
 
-def begin_on_both(hosts: Hosts, texts: Path, folder: Path, steps: int, *overrides: str) -> "subprocess.Popen[bytes]":
-    """Start Ray on both hosts and a run named two, whose driver prints to output.txt."""
+def begin_on_all(hosts: Hosts, texts: Path, folder: Path, steps: int, *overrides: str) -> "subprocess.Popen[bytes]":
+    """Start Ray on all hosts and a run named two, whose driver prints to output.txt."""
     make_workplace(folder, texts, "two", steps)
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     recipe["data"]["sources"] = [{"path": str(texts.absolute())}]
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    for host in (0, 1):
+    for host in range(len(hosts.names)):
         hosts.start_ray(host, folder / f"ray-start-{host}.txt", cpus=1, **RAY)
     return train(hosts, folder, *overrides)
 
