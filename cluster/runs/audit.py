@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.locks import lock_folder
+from multihop.cluster.runs.summary import read_summary, write_summary
+from multihop.cluster.tracking.store import AUDITS_TAG
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
@@ -27,10 +29,8 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.environment import LAST_STEP
 from multihop.pretrain.run.changes import CHANGES
-from multihop.pretrain.run.files import STATE_CHECKSUM, checkpoints_of, read_config
+from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUM, checkpoints_of, read_config
 
-AUDITS = "audits.jsonl"
-"""File in a run's folder with a row for each audit."""
 _LINKED = ("data", "index")
 _COPIED = (CHANGES, CACHE_FILE, "identity")
 """Files that the replay needs: allowed changes, measured micro-batch sizes, and the id of the run that wrote the
@@ -100,7 +100,22 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
             _replay(run_dir, folder, expected, address)
             outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
     append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
+    _show(run_dir)
     return outcome
+
+
+def _show(run_dir: Path) -> None:
+    """Bring the verdict into the run's summary, its report and MLflow; a run in progress does so at its own end."""
+    from multihop.cluster.tracking.tracker import tag_run
+    from multihop.eval.report.run_report import write_report
+
+    summary = read_summary(run_dir)
+    if summary.get("status") in (None, "running"):
+        return
+    write_summary(run_dir, summary["status"], summary["stages"])
+    write_report(run_dir)
+    uri = read_json_object(run_dir / "recipe.json").get("tracking", {}).get("uri")
+    tag_run(run_dir, uri, AUDITS_TAG, json.dumps(read_summary(run_dir)["audits"]))
 
 
 def _replay(run_dir: Path, folder: Path, expected: CheckpointManifest, address: str | None) -> None:

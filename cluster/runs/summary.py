@@ -15,6 +15,7 @@ from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import read_rows
 from multihop.common.machine import cpu_model
 from multihop.eval.report.run_metrics import HEALTH, LOSS, PARTS, REFERENCES, diagnosis, heldout
+from multihop.pretrain.run.files import AUDITS
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
 
@@ -74,6 +75,7 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
         "data_wait": _median(logged.values(), "data_wait"),
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
         "launches": len(launches),
+        "audits": [{key: row[key] for key in ("first", "last", "is_equal")} for row in read_rows(run_dir / AUDITS)],
         "environment": environment() | ({"device": launches[-1]["device"]} if launches else {}),
     }
 

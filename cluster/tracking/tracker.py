@@ -358,6 +358,22 @@ def log_concurrently(run_dir: Path, uri: str | None, rows: Sequence[Row]) -> boo
     return True
 
 
+def tag_run(run_dir: Path, uri: str | None, tag: str, value: str) -> None:
+    """Set a tag of the run in MLflow, if it has one; warns if MLflow is unreachable.
+
+    Args:
+        uri: the recipe's tracking.uri.
+    """
+    store = store_uri(run_dir.parent, uri)
+    try:
+        run_id = read_state(run_dir).get("run_id")
+        if run_id:
+            call_with_timeout(lambda: connect(store).set_tag(run_id, tag, value))
+    except Exception as error:  # MLflow is told what the files say; they are what counts
+        reason = " ".join(redacted(str(error)).split())[:300]
+        log.warning("MLflow at %s lacks the tag %s of this run (%s)", redacted(store), tag, reason)
+
+
 def read_state(run_dir: Path) -> dict[str, Any]:
     """Return the content of tracking.json: uri (redacted), experiment, token, run_id, complete; empty before the first
     start.

@@ -266,6 +266,12 @@ def _run_rows(summary: dict[str, Any]) -> Pairs:
         rows.append(("model TFLOP/s", f"{summary['tflops_per_s']:.3g} (MFU {summary['mfu']:.0%})"))
     if summary.get("launches", 0) > 1:
         rows.append(("launches", str(summary["launches"])))
+    if audits := summary.get("audits"):
+        verdicts = {(each["first"] + 1, each["last"]): each["is_equal"] for each in audits}  # the newest of each counts
+        said = [
+            f"steps {first:,} to {last:,} {'equal' if same else 'differ'}" for (first, last), same in verdicts.items()
+        ]
+        rows.append(("audits", ", ".join(said)))
     stages = summary.get("stages") or {}
     rows += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
     return rows + ([("total time", duration(sum(stages.values())))] if stages else [])

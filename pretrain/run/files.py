@@ -19,6 +19,8 @@ RESTART_FILE = "restart"
 
 ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
 """Files that rank 0 appends rows to."""
+AUDITS = "audits.jsonl"
+"""File with a row for each audit of a checkpoint."""
 STATE_CHECKSUM = "state_checksum"
 """Key of a row of metrics.jsonl with a checksum of all weights and moments after a step."""
 JOURNAL = "journal"

@@ -12,6 +12,7 @@ from worker_runs import recipe
 from workplace import json_lines, make_workplace, multihop
 
 from multihop.cluster.runs.audit import Audit, ComparedStates, compare_replay, replay_folder
+from multihop.cluster.tracking.connection import connect, store_uri
 from multihop.pretrain.checkpoint.manifest import folder_of_step
 from multihop.pretrain.checkpoint.verify import verify
 
@@ -105,6 +106,10 @@ def test_the_command_audits_and_records(texts: Path, tmp_path: Path) -> None:
     assert "committed, audited" in multihop(tmp_path, "checkpoints", "list", "small")
     row, *_ = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
     assert (row["first"], row["last"], row["is_equal"]) == (10, 20, True)
+    assert "steps 11 to 20 equal" in (tmp_path / "runs" / "small" / "report.md").read_text()
+    state = json.loads((tmp_path / "runs" / "small" / "tracking.json").read_text())
+    tags = connect(store_uri(tmp_path / "runs")).get_run(state["run_id"]).data.tags
+    assert json.loads(tags["multihop.audits"]) == [{"first": 10, "last": 20, "is_equal": True}]
     assert "equal     all weights" in multihop(tmp_path, "checkpoints", "audit", "small", "--bisect")
     refused = multihop(tmp_path, "checkpoints", "audit", "small", "--to", "15", code=2)
     assert "has no good checkpoint of step 15; it has: 10, 20" in refused
