@@ -43,7 +43,7 @@ def check_every_failure(
     """
     with World(seed) as world:
         scenario(world)
-    _check_errors(world, ())
+        _check_errors(world, ())
     faults = [
         (operation, Fault(process.name, number, kind))
         for process in world.processes

@@ -128,6 +128,8 @@ class World:
             process.is_dead = True
         self.run()
         self._context.close()
+        for process in self.processes:  # with their frames go executors, whose threads then end
+            process.error = process.result = None
 
     def process(self) -> Process | None:
         """The process of this thread; None: it is not simulated."""
