@@ -335,7 +335,8 @@ def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) ->
     Args:
         fault: "weight" flips the lowest bit of one of rank 1's weights, of those that the model computes with;
             "exp_avg" and "master" one of this moment, and of the fp32 weights that it owns; "product" makes rank 1
-            compute with another weight in this step; "batch" gives rank 1 the samples of another step; "betas" sets
+            compute with another weight in this step; "gradient" flips a bit of one element of its gradient;
+            "batch" gives rank 1 the samples of another step; "betas" sets
             them on all ranks, and "betas of a step" for this step alone.
     """
     update, forward, batch_of = Engine.step, Engine.forward_backward, BatchBuilder.step
@@ -359,9 +360,13 @@ def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) ->
         return result
 
     def with_fault_in_product(engine: Engine, batch: Batch, global_counts: dict[str, float]) -> dict[str, Tensor]:
-        is_wrong = done == step - 1 and ranks.rank == 1 and fault == "product"
-        if not is_wrong:
+        if done != step - 1 or ranks.rank != 1 or fault not in ("product", "gradient"):
             return forward(engine, batch, global_counts)
+        if fault == "gradient":
+            flipping = engine.module.get_parameter(_A_WEIGHT).register_hook(_with_flipped_bit)
+            sums = forward(engine, batch, global_counts)
+            flipping.remove()
+            return sums
         weight = engine.module.get_parameter(_A_WEIGHT).detach()
         before = weight.clone()
         weight[3, 4] += 0.01
@@ -382,6 +387,12 @@ def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) ->
         except InconsistentStateError as error:
             return str(error)
     return ""
+
+
+def _with_flipped_bit(gradient: Tensor) -> Tensor:
+    flipped = gradient.clone()
+    flipped.view(torch.int32)[3, 4] ^= 1 << 12  # the lowest ones may be rounded away in the sum over the ranks
+    return flipped
 
 
 def run_worker_to(ranks: Ranks, run_dir: Path, last: int) -> int:

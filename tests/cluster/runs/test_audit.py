@@ -89,9 +89,12 @@ def test_a_wrong_step_is_found_and_named(pool: Pool, bert_data: Path, tmp_path: 
     assert not audited(pool, run, 3, 8).is_equal and audited(pool, run, 6, 8).is_equal
 
 
-def test_the_first_step_that_differs_is_found_by_checksums(pool: Pool, bert_data: Path, tmp_path: Path) -> None:
-    """No loss shows a flipped bit of the optimizer's state, but that of the step after does not matter here."""
-    run = trained(pool, 2, tmp_path, bert_data, "exp_avg", engine__replica_check_interval=1)
+@pytest.mark.parametrize("fault", [pytest.param("exp_avg", marks=pytest.mark.long), "gradient"])
+def test_the_first_step_that_differs_is_found_by_checksums(
+    pool: Pool, bert_data: Path, tmp_path: Path, fault: str
+) -> None:
+    """No loss shows one flipped bit."""
+    run = trained(pool, 2, tmp_path, bert_data, fault, engine__replica_check_interval=1)
     assert audited(pool, run, 0, 3, every_step=True).states == ComparedStates(3, 3, None)
     assert audited(pool, run, 3, 6, every_step=True).states == ComparedStates(3, 4, 5)
     once = audited(pool, run, 3, 6)
