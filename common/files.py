@@ -8,6 +8,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from io import BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -231,9 +232,13 @@ def add_path_to_disk_full_error(path: Path) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove temporary files of `atomic_replace` left by killed processes; nobody else may write into the directory."""
-    for path in folder.glob(".*.tmp"):
+def remove_temporaries(folder: Path, of: str | None = None) -> None:
+    """Remove temporary files of `atomic_replace` left by killed processes; nobody else may write into the directory.
+
+    Args:
+        of: name of the file whose temporaries are removed; None: of all files.
+    """
+    for path in folder.glob(".*.tmp" if of is None else f".{escape(of)}.*.tmp"):
         path.unlink(missing_ok=True)
 
 

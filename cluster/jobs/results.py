@@ -11,7 +11,7 @@ from multihop.cluster.jobs.head_scripts.processes import OFFSET_PREFIX
 from multihop.cluster.jobs.head_scripts.run_files import RESULT_PREFIX, RESULTS, match_files, matches
 from multihop.cluster.ray.jobs import JOB, RUNS, Job, Jobs
 from multihop.common.errors import UserError
-from multihop.common.files import make_folder, write_atomically
+from multihop.common.files import make_folder, remove_temporaries, write_atomically
 
 _FOLLOW_TIMEOUT_S = 600
 """Seconds for which one job on the head follows a log before this process starts the next: the head cannot see whether
@@ -97,6 +97,7 @@ def unpack_results(archive: bytes, folder: Path) -> int:
         (folder / name).unlink()
     for name, content in files.items():
         make_folder((folder / name).parent)
+        remove_temporaries((folder / name).parent, of=Path(name).name)  # of a fetch that was killed
         write_atomically(folder / name, content, mode=0o600 if name == "recipe.json" else 0o666)
     return len(files)
 
