@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import objective_recipes
 import pytest
-from rank_jobs import run_worker_to, run_worker_with_fault
+from kinds_of_families import OBJECTIVES
+from rank_jobs import run_worker, run_worker_to, run_worker_with_fault
 from rank_pool import RankPool
 from worker_runs import recipe
 from workplace import json_lines, make_workplace, multihop
@@ -43,6 +45,7 @@ def audited(pool: Pool, run: Path, first: int, last: int, every_step: bool = Fal
         (2, {"engine__zero_stage": 1, "optimizer__name": "lamb"}),
         pytest.param(2, {"engine__zero_stage": 2, "engine__precision": "bf16"}, marks=pytest.mark.long),
         (3, {"engine__zero_stage": 3}),
+        pytest.param(2, {"engine__compile": True}, marks=pytest.mark.long),
         pytest.param(
             2, {"engine__precision": "fp16", "engine__activation_checkpointing": "selective"}, marks=pytest.mark.long
         ),
@@ -56,6 +59,27 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
         outcome = audited(pool, run, first, last)
         assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
     assert not (run / ".audit" / "replay").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "objective"), list(enumerate(OBJECTIVES)))
+def test_a_replay_of_every_objective_has_the_same_bits(
+    pool: Pool, bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data: Path, ctc_data: Path,
+    tmp_path: Path, number: int, objective: str,
+) -> None:  # fmt: skip
+    """Each with another stage and number of ranks, over two phases."""
+    data = {"clm": gpt2_data, "translation": pairs_data, "completion": completion_data, "ctc": ctc_data}
+    ranks, stage = 1 + number % 3, number % 4
+    content = objective_recipes.recipe(objective, engine__zero_stage=stage, engine__data_workers=0)
+    content["phases"] *= 2
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    (run / "data").symlink_to(data.get(objective, bert_data))
+    (run / "recipe.json").write_text(json.dumps(content))
+    assert pool(ranks).run(run_worker, run) == [0] * ranks
+    for first, last in ((2, 4), (5, 8)):
+        outcome = audited(pool, run, first, last)
+        assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
 
 
 @pytest.mark.parametrize("kind", [pytest.param("exp_avg", marks=pytest.mark.long), "weight"])

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from covering import short_and_long, three_way_combinations
-from kinds_of_families import OBJECTIVES, TRAINED_WITH, model_section
+from kinds_of_families import OBJECTIVES
+from objective_recipes import STEPS, recipe
 from rank_jobs import bytes_read_at_start, run_worker
 from rank_pool import RankPool
 from tables_of_tests import Table
@@ -18,15 +19,12 @@ from tables_of_tests import Table
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.models.families import FAMILIES
-from multihop.pretrain.objectives.config import OBJECTIVES as NEEDS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
 Pool = Callable[[int], RankPool]
 Prepared = Callable[[str], Path]
 
-STEPS = 6
 OPTIMIZERS = ("adamw", "lamb", "muon")
-SIZES = {"layers": 2, "hidden": 32, "heads": 2, "max_positions": 64}
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
 CLOSE = 2e-5
@@ -37,30 +35,6 @@ CLOSE = 2e-5
 def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data: Path, ctc_data: Path) -> Prepared:
     of_pairs = {"translation": pairs_data, "completion": completion_data, "ctc": ctc_data}
     return lambda objective: {"clm": gpt2_data, **of_pairs}.get(objective, bert_data)
-
-
-def recipe(objective: str, **changes: Any) -> dict[str, Any]:
-    by_tokens = NEEDS[objective].reads_pairs
-    family = TRAINED_WITH[objective]
-    encoder = {"encoder": "transformer"} if FAMILIES[family].uses_ctc else {}
-    samples = {"global_batch_tokens": 200} if by_tokens else {"global_batch_size": 7}
-    per_pass = {"micro_batch_tokens": 60} if by_tokens else {"micro_batch_size": 2}
-    content: dict[str, Any] = {
-        "seed": 5,
-        "model": model_section(family, **SIZES, **encoder, dropout=0.1),
-        "objective": {"name": objective, "mem_len": 20 if "mem_len" in NEEDS[objective].keys else 0},
-        "phases": [{"seq_len": 48, **samples, "steps": STEPS, "lr": 1e-2}],
-        "optimizer": {"name": "lamb"},
-        "engine": {"deepspeed": {}, "zero_stage": 1, **per_pass, "log_interval": 1, "heldout_samples": 4},
-        "checkpoint": {"save_interval": 1, "keep": 99},
-    }
-    for path, value in changes.items():
-        part = content
-        *parents, last = path.split("__")
-        for parent in parents:
-            part = part.setdefault(parent, {})
-        part[last] = value
-    return content
 
 
 def begin(run_dir: Path, data: Path, content: dict[str, Any], checkpoint: Path | None = None) -> Path:
