@@ -68,7 +68,7 @@ def three_launches(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: 
 
             chosen = world.start(f"{name}, start", choose)
             world.run(lambda: chosen.is_dead)
-            if chosen.error is None:
+            if chosen.result is not None:
                 for number in (0, 1):
                     world.start(f"{name}, rank {number}", lambda number=number: rank(number, chosen.result))
                 deadline = world.time + _LAUNCH_S
