@@ -1,13 +1,14 @@
 """A disk or a shared file system as a store: what was written is synced, and appears whole."""
 
 import errno
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+
+from filelock import FileLock
 
 from multihop.common.files import atomic_replace, make_folder, open_regular, sync
 from multihop.common.store import Bytes, Kind, RandomAccessFile
@@ -85,17 +86,13 @@ class Disk:
         return data, hashlib.sha256(data).hexdigest()
 
     def replace(self, path: str, data: bytes, version: str | None) -> str | None:
-        """Write a file as `write` does, while its folder is locked for others that replace files in it."""
-        folder = Path(path).parent
-        make_folder(folder)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        """Write a file as `write` does, while a lock beside it keeps off others that replace it."""
+        folder, name = os.path.split(path)
+        make_folder(Path(folder))
+        with FileLock(f"{folder}/.{name}.lock"):
             if (self.read(path)[1] if os.path.exists(path) else None) != version:
                 return None
             self.put(path, data)
-        finally:
-            os.close(descriptor)
         return hashlib.sha256(data).hexdigest()
 
     def remove(self, path: str) -> None:

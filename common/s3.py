@@ -211,8 +211,8 @@ def error_reason(error: OSError) -> str:
 def no_conditional_writes(location: str) -> str:
     """Return the message about a store on which two runs could own one location."""
     return (
-        f"the store of {location} does not support conditional writes (If-None-Match: *), so two runs could write to "
-        "one location; choose a store that does, or a shared directory, for checkpoint.location"
+        f"the store of {location} does not support conditional writes (If-None-Match: * and If-Match), so two runs "
+        "could write to one location; choose a store that does, or a shared directory, for checkpoint.location"
     )
 
 

@@ -52,7 +52,7 @@ def audit_command(
     """Prove a checkpoint by training its steps again. Exit code 1: some bits differ."""
     location = locate_run(run, runs)
     if "://" in location:
-        raise UserError(f"{location} cannot be audited where it is; `multihop fetch` the run, and give its directory")
+        raise UserError(f"{location} is in an object store, where a run cannot be audited yet; give a run's directory")
     raise typer.Exit(show_audit(Path(location), first, last, address, bisect, as_json))
 
 
@@ -177,14 +177,14 @@ def show_audit(
     if outcome.states.first_different is not None:
         before = "" if outcome.states.last_equal is None else f"equal up to step {outcome.states.last_equal:,}, "
         print(f"state     {before}differs from step {outcome.states.first_different:,} on, of those that are recorded")
-    elif bisect:
-        print("state     the run recorded no state that differs; set engine.replica_check_interval in its recipe")
+    elif bisect and outcome.states.steps == 0:
+        print("state     the run recorded none; set engine.replica_check_interval in its recipe")
     if outcome.replays is not None:
         apart = outcome.replays.first_different
         print(
-            "replays   two are equal in every step: what was saved is not what these steps give"
+            "replays   both agree in every step; the saved checkpoint differs from them"
             if apart is None
-            else f"replays   two differ from step {apart:,} on: these devices do not repeat themselves"
+            else f"replays   they differ from step {apart:,} on: the replay is not deterministic on these devices"
         )
     for sentence in outcome.conditions:
         print(safe_text(f"changed   {sentence}: other bits are expected"))

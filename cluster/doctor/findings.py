@@ -274,7 +274,8 @@ def _stores(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _atomic(location: str, answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Check that at most one of the nodes that created one file at once succeeded, and that all read its content."""
+    """Check that at most one of the nodes that created one file at once succeeded, that all read its content, and that
+    none can replace a version that it has not seen."""
     creators = sorted(name for name, each in answers.items() if each["created"])
     owners = {each["owner"] for each in answers.values()}
     advice = "use another store: on this one, two runs could own one directory"
@@ -285,6 +286,10 @@ def _atomic(location: str, answers: Mapping[str, dict[str, Any]]) -> Iterator[Fi
         yield Finding(
             ", ".join(sorted(answers)), "store", f"different content of one file in {location}", "the same", advice
         )
+
+    if blind := sorted(name for name, each in answers.items() if not each["compares"]):
+        seen = f"a file in {location} is replaced whatever its version (If-Match is ignored)"
+        yield Finding(", ".join(blind), "store", seen, "only the version that was seen", advice)
 
 
 def _links(report: ClusterReport) -> Iterator[Finding]:

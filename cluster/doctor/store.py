@@ -25,7 +25,8 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
         node: name of this node's file.
 
     Returns:
-        write_rate, in bytes per second, and created: whether this node created the file that only one node may create.
+        write_rate, in bytes per second; created: whether this node created the file that only one node may create;
+        compares: whether a file in a bucket is replaced only in the version that was seen.
 
     Raises:
         OSError, UserError: the location cannot be written to.
@@ -37,6 +38,7 @@ def write(location: str, trial: str, node: str) -> dict[str, Any]:
     return {
         "write_rate": _CHUNK_BYTES * _CHUNKS / seconds,
         "created": folder.create(_OWNER, node.encode(), writer=node),
+        "compares": folder.is_local or _compares_versions(folder, f"{node}-version"),
     }
 
 
@@ -60,6 +62,10 @@ def read(location: str, trial: str, other: str) -> dict[str, Any]:
         "same": content == b"".join(_content(other)),
         "owner": folder.read_bytes(_OWNER).decode(),
     }
+
+
+def _compares_versions(folder: Folder, name: str) -> bool:
+    return folder.replace(name, b"first", None) is not None and folder.replace(name, b"second", '"another"') is None
 
 
 def remove(location: str, trial: str) -> None:

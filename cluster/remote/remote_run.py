@@ -6,6 +6,7 @@ run the stages: upload data sets and indexes before ranks need them, and other f
 at the end upload what changed, and release the lease
 """
 
+import errno
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ from multihop.cluster.remote.lease import Lease, hold_lease
 from multihop.cluster.remote.node_cache import RemoteRunSpec, node_folder
 from multihop.common import clock
 from multihop.common.cache import pin
-from multihop.common.errors import FAILED
+from multihop.common.errors import FAILED, UserError
 from multihop.common.files import make_folder, write_atomically
 from multihop.common.journal import JournalReader
 from multihop.common.mirror import fetch, is_pushed, push
@@ -35,6 +36,7 @@ _Config = TypeVar("_Config", bound=TrainingConfig)
 _SCHEME = "s3://"
 _Stamp = tuple[int, int]
 _EVERY_S = 10.0
+_ATTEMPTS, _RETRY_S = 10, 1.0
 _FILES = ("recipe.json", "changes.jsonl", "summary.json", "tracking.json", *FILES_OF_A_RUN)
 _FOLDERS = ("eval",)
 _LOCAL_SUBFOLDERS = ("weights",)
@@ -123,48 +125,56 @@ class RemoteRun:
             self._pushed[name] = _stamp(path), version
         JournalReader(self._store.child(JOURNAL), self.folder, ROWS).read()
 
-    def push(self) -> None:
+    def push(self, is_last: bool = False) -> None:
         """Upload what changed since it was downloaded or uploaded, and remove what no longer exists locally.
 
-        This process may be suspended at any moment, for longer than the lease lasts: it replaces only versions that it
-        knows, so that nothing of the next holder is overwritten, and confirms the lease afterwards, so that the next
-        holder has downloaded what this one regards as uploaded.
+        This process may be suspended at any moment, for longer than the lease lasts and without its clocks noticing: it
+        replaces only versions that it knows, so that nothing of the next holder is overwritten, and renews the lease
+        afterwards, so that the next holder has downloaded what this one regards as uploaded.
+
+        Args:
+            is_last: list the store, and upload again what another holder's late request has removed.
 
         Raises:
             InUseError: another process has taken the lease.
             OSError: the store cannot be written to.
         """
         with self._lock:
-            self._confirm()
-            local = _kept_files(self.folder)
+            if self.lease is not None:
+                self.lease.confirm()
+            if is_last:
+                left = set(self._store.files())
+                self._pushed = {name: pushed for name, pushed in self._pushed.items() if name in left}
+            local, changed = _kept_files(self.folder), False
             for name, stamp in local.items():
                 was, version = self._pushed.get(name, (None, None))
                 if was != stamp:
-                    self._pushed[name] = stamp, self._upload(name, version)
+                    self._pushed[name], changed = (stamp, self._upload(name, version)), True
             for name in self._pushed.keys() - local.keys():
                 store, last = self._parent_of(name)
                 store.remove(last)
                 del self._pushed[name]
-            self._confirm()
-
-    def _confirm(self) -> None:
-        if self.lease is not None:
-            self.lease.confirm()
+            if changed and self.lease is not None:
+                self.lease.renew()
 
     def _upload(self, name: str, version: str | None) -> str:
         """Replace a file in the store; returns its new version."""
         store, last = self._parent_of(name)
         data = (self.folder / name).read_bytes()
-        while (new := store.replace(last, data, version)) is None:
-            # A request of the holder before, or an own one without a response, came late. Theirs is not theirs any
-            # more if this process still holds the lease.
+        for _ in range(_ATTEMPTS):
+            new = store.replace(last, data, version)
+            if new is not None:
+                return new
+            # A request of the holder before, or an own one without a response, came late. This process may replace what
+            # it wrote, if it still holds the lease.
             if self.lease is not None:
                 self.lease.renew()
             try:
                 version = store.read(last)[1]
             except FileNotFoundError:
                 version = None
-        return new
+            clock.sleep(_RETRY_S)
+        raise OSError(errno.EAGAIN, f"{store.location}/{last} was changed {_ATTEMPTS} times by others")
 
     def close(self) -> None:
         """Allow other runs to remove the data set from the cache."""
@@ -216,7 +226,7 @@ def open_remote_run(runs: str, name: str) -> Iterator[RemoteRun | None]:
         finally:
             ended.set()
             thread.join()
-            remote.push()
+            remote.push(is_last=True)
             remote.close()
 
 
@@ -236,7 +246,7 @@ def _push_regularly(remote: RemoteRun, ended: threading.Event) -> None:
         try:
             remote.push()
             is_printed = False
-        except OSError as error:
+        except (OSError, UserError) as error:
             if not is_printed:
                 console.print(f"{remote.location} cannot be written to ({error}); trying again", markup=False)
             is_printed = True

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.locks import lock_folder
-from multihop.cluster.runs.summary import read_summary, write_summary
+from multihop.cluster.runs.summary import read_summary, write_audits
 from multihop.cluster.tracking.store import AUDITS_TAG
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
@@ -100,19 +100,18 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
             _replay(run_dir, folder, expected, address)
             outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
     append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
-    _show(run_dir)
+    _publish(run_dir)
     return outcome
 
 
-def _show(run_dir: Path) -> None:
+def _publish(run_dir: Path) -> None:
     """Bring the verdict into the run's summary, its report and MLflow; a run in progress does so at its own end."""
     from multihop.cluster.tracking.tracker import tag_run
     from multihop.eval.report.run_report import write_report
 
-    summary = read_summary(run_dir)
-    if summary.get("status") in (None, "running"):
+    if read_summary(run_dir).get("status") in (None, "running"):
         return
-    write_summary(run_dir, summary["status"], summary["stages"])
+    write_audits(run_dir)
     write_report(run_dir)
     uri = read_json_object(run_dir / "recipe.json").get("tracking", {}).get("uri")
     tag_run(run_dir, uri, AUDITS_TAG, json.dumps(read_summary(run_dir)["audits"]))
@@ -243,7 +242,9 @@ def _steps(checkpoints: str, first: int | None, last: int | None) -> tuple[int, 
     shown = ", ".join(map(str, steps)) or "none"
     if last is None:
         last = steps[-1] if steps else None
-    if last is None or last not in steps:
+    if last is None:
+        raise UserError(f"{checkpoints} has no good checkpoint; there is nothing to audit before the first save")
+    if last not in steps:
         raise UserError(f"{checkpoints} has no good checkpoint of step {last}; it has: {shown}")
     earlier = [step for step in steps if step < last]
     if first is None:
@@ -262,8 +263,8 @@ def _first_differing_loss(found: list[Row], expected: list[Row]) -> tuple[int, f
 
 
 def _values(rows: list[Row], key: str) -> dict[int, Any]:
-    """The value of a key by step; the first row of a step counts."""
-    return {row["step"]: row[key] for row in reversed(rows) if key in row}
+    """The value of a key by step: of the launch that trained the step last, from which the checkpoint came."""
+    return {row["step"]: row[key] for row in rows if key in row}
 
 
 def _differing_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from multihop.cluster.runs.code_version import commit_label
 from multihop.common.errors import UserError
 from multihop.common.files import read_json_object, write_atomically
-from multihop.common.json_lines import read_rows
+from multihop.common.json_lines import Row, read_rows
 from multihop.common.machine import cpu_model
 from multihop.eval.report.run_metrics import HEALTH, LOSS, PARTS, REFERENCES, diagnosis, heldout
 from multihop.pretrain.run.files import AUDITS
@@ -42,6 +42,12 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
     write_atomically(
         run_dir / "summary.json", json.dumps(summarize(run_dir, status, stages), indent=1).encode() + b"\n"
     )
+
+
+def write_audits(run_dir: Path) -> None:
+    """Replace the audits in the summary of a run that has ended; the rest tells where it was trained."""
+    summary = read_summary(run_dir) | {"audits": _audits(run_dir)}
+    write_atomically(run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
 
 
 def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str, Any]:
@@ -75,9 +81,13 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
         "data_wait": _median(logged.values(), "data_wait"),
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
         "launches": len(launches),
-        "audits": [{key: row[key] for key in ("first", "last", "is_equal")} for row in read_rows(run_dir / AUDITS)],
+        "audits": _audits(run_dir),
         "environment": environment() | ({"device": launches[-1]["device"]} if launches else {}),
     }
+
+
+def _audits(run_dir: Path) -> list[Row]:
+    return [{key: row[key] for key in ("first", "last", "is_equal")} for row in read_rows(run_dir / AUDITS)]
 
 
 def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:

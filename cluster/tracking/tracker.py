@@ -366,9 +366,9 @@ def tag_run(run_dir: Path, uri: str | None, tag: str, value: str) -> None:
     """
     store = store_uri(run_dir.parent, uri)
     try:
-        run_id = read_state(run_dir).get("run_id")
-        if run_id:
-            call_with_timeout(lambda: connect(store).set_tag(run_id, tag, value))
+        state = read_state(run_dir)
+        if state.get("run_id") and state["uri"] == redacted(store):  # a copied run is another one's in MLflow
+            call_with_timeout(lambda: connect(store).set_tag(state["run_id"], tag, value))
     except Exception as error:  # MLflow is told what the files say; they are what counts
         reason = " ".join(redacted(str(error)).split())[:300]
         log.warning("MLflow at %s lacks the tag %s of this run (%s)", redacted(store), tag, reason)

@@ -1,6 +1,7 @@
 """Two drivers of one run in a bucket, of which one takes over what the other leaves."""
 
 import itertools
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tables_of_tests import Table
 
 from multihop.cluster.locks import InUseError
 from multihop.cluster.remote import remote_run
+from multihop.cluster.remote.lease import Lease
 from multihop.cluster.remote.remote_run import open_remote_run
 from multihop.common import clock, storage
 from multihop.common.json_lines import append_row, read_rows
@@ -38,6 +40,7 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
                 try:
                     with open_remote_run("s3://bucket/runs", "run") as remote:
                         assert remote is not None
+                        clock.sleep(45.0)  # longer than the lease is taken for granted
                         for _ in range(3):
                             trial = next(trials)
                             started.add(trial)
@@ -69,6 +72,20 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=LONG)])
 def test_a_run_whose_drivers_fail_anywhere(two_drivers: Scenario, every: int, table: Table) -> None:
     check_every_failure(two_drivers, every, table)
+
+
+def test_results_are_lost_if_the_lease_is_not_renewed_after_an_upload(
+    two_drivers: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew = Lease.renew
+
+    def seldom(lease: Lease) -> None:
+        if sys._getframe(1).f_code.co_name != "push":
+            renew(lease)
+
+    monkeypatch.setattr(Lease, "renew", seldom)
+    with pytest.raises(AssertionError, match=r"kind='(suspend|freeze)'\).*rows .* were lost"):
+        check_every_failure(two_drivers, 1, table, kinds=("suspend", "freeze"))
 
 
 def test_results_are_lost_if_files_are_replaced_whatever_their_version(

@@ -30,7 +30,15 @@ def healthy(names: tuple[str, ...] = ("one", "two", "three"), gpu: bool = False)
 
 
 def _node(name: str, is_head: bool, gpu: bool) -> dict[str, Any]:
-    place = {"write_rate": 5e8, "created": is_head, "read_rate": 5e8, "same": True, "owner": "a", "read_of": "?"}
+    place = {
+        "write_rate": 5e8,
+        "created": is_head,
+        "compares": True,
+        "read_rate": 5e8,
+        "same": True,
+        "owner": "a",
+        "read_of": "?",
+    }
     devices = [{"name": "a processor", "flops": 2e11, "wrong": 0}]
     facts: dict[str, Any] = {
         "address": name,

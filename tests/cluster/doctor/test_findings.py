@@ -70,6 +70,7 @@ FAULTS: dict[str, tuple[Callable[[Report], Any], tuple[str, str]]] = {
     ),
     "damaged": (of("two", "stores", "/runs", "same", value=False), ("two", "store")),
     "not atomic": (of("two", "stores", "/runs", "created", value=True), ("one, two", "store")),
+    "versions ignored": (of("two", "stores", "/runs", "compares", value=False), ("two", "store")),
     "two owners": (of("two", "stores", "/runs", "owner", value="b"), ("one, three, two", "store")),
     "slow to write": (of("two", "stores", "/runs", "write_rate", value=1e8), ("two", "store")),
     "slow to read": (of("two", "stores", "/runs", "read_rate", value=1e8), ("two", "store")),

@@ -1,6 +1,6 @@
 """A simulated bucket: objects in memory, and at any operation a fault of the world's."""
 
-import itertools
+import hashlib
 from collections.abc import Iterable
 
 from multihop.common.store import Bytes, Kind, RandomAccessFile
@@ -16,18 +16,17 @@ class SimulatedBucket:
         """Start empty."""
         self._world = world
         self.objects: dict[str, bytes] = {}
-        self._before: dict[str, bytes] = {}
-        """The objects before the newest change, as a stale listing shows them."""
+        self._history: list[tuple[str, bytes | None]] = []
+        """Each changed path, with its object before the change."""
         self._times: dict[str, float] = {}
         self._versions: dict[str, str] = {}
-        self._changes = itertools.count()
 
     def entries(self, folder: str) -> dict[str, Kind]:
         """List a folder."""
 
         def entries() -> dict[str, Kind]:
             kinds: dict[str, Kind] = {}
-            for path in self._listed():
+            for path in self._listed(folder):
                 if path.startswith(f"{folder}/"):
                     name, inner, _ = path[len(folder) + 1 :].partition("/")
                     kinds[name] = "folder" if inner else "file"
@@ -40,7 +39,7 @@ class SimulatedBucket:
         prefix = f"{folder}/"
         return self._world.operate(
             f"list all of {folder}",
-            lambda: sorted(path.removeprefix(prefix) for path in self._listed() if path.startswith(prefix)),
+            lambda: sorted(path.removeprefix(prefix) for path in self._listed(folder) if path.startswith(prefix)),
         )
 
     def size(self, path: str) -> int | None:
@@ -125,16 +124,22 @@ class SimulatedBucket:
         for name in names:
             self.remove(f"{folder}/{name}")
 
-    def _listed(self) -> dict[str, bytes]:
-        return self._before if self._world.is_stale() else self.objects
+    def _listed(self, folder: str) -> dict[str, bytes]:
+        """The objects; for a stale listing without the newest change in a folder."""
+        changes = [change for change in self._history if change[0].startswith(f"{folder}/")]
+        if not changes or not self._world.is_stale():
+            return self.objects
+        path, before = changes[-1]
+        listed = {each: data for each, data in self.objects.items() if each != path}
+        return listed if before is None else {**listed, path: before}
 
     def _change(self, path: str, data: bytes | None) -> None:
-        self._before = dict(self.objects)
+        self._history.append((path, self.objects.get(path)))
         if data is None:
             self.objects.pop(path, None)
             self._versions.pop(path, None)
         else:
-            self._versions[path] = str(next(self._changes))
+            self._versions[path] = hashlib.md5(data, usedforsecurity=False).hexdigest()  # as S3's ETag
             self.objects[path], self._times[path] = bytes(data), self._world.time
 
 

@@ -47,7 +47,7 @@ class SimulatedDisk:
         self._changes: list[_Change] = []
         """Changes of directories that were not synced, oldest first."""
         self._remember(root)
-        world.on_cut.append(self._restore)
+        world.on_cut.append(self.cut_power)
 
     @contextmanager
     def mounted(self) -> Iterator[None]:
@@ -202,8 +202,8 @@ class SimulatedDisk:
         else:
             self._node(inode).content = path.read_bytes()
 
-    def _restore(self, torn: bool) -> None:
-        """Make the folder what a power cut leaves of it."""
+    def cut_power(self, torn: bool = False) -> None:
+        """Make the folder what a power cut leaves of it; no process may run."""
         live = {self._serial(path.lstat().st_ino): path for path in [self._root, *self._root.rglob("*")]}
         contents = {serial: path.read_bytes() for serial, path in live.items() if path.is_file()}
         if torn:

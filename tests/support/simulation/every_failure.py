@@ -16,7 +16,7 @@ Scenario = Callable[[World], None]
 
 ALL_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 LONG = (pytest.mark.long, pytest.mark.timeout(3600))
-_ANY: tuple[FaultKind, ...] = ("error", "kill", "suspend")
+_ANY: tuple[FaultKind, ...] = ("error", "kill", "suspend", "freeze")
 _KINDS: dict[str, tuple[FaultKind, ...]] = {
     "list": (*_ANY, "outage", "stale"),
     "head": (*_ANY, "outage"),
@@ -57,6 +57,8 @@ def check_every_failure(
             try:
                 scenario(world)
                 assert world.happened, "the operation did not come again"
+                (met,) = [each.operations[fault.number - 1] for each in world.processes if each.name == fault.process]
+                assert met.split()[0] == operation.split()[0], f"it happened at {met!r}"
                 _check_errors(world, (OSError, UserError, HeadScriptFailed, Killed))
             except Exception as error:
                 broken.append(f"{fault} at {operation!r}: {error!r}")
@@ -72,6 +74,8 @@ def _check_errors(world: World, expected: tuple[type[BaseException], ...]) -> No
     for process in world.processes:
         if process.error is not None and not isinstance(process.error, expected):
             raise AssertionError(f"{process.name} ended with a traceback: {process.error!r}") from process.error
+        for error in process.thread_errors:
+            raise AssertionError(f"a thread of {process.name} ended with a traceback: {error!r}") from error
 
 
 def _listed(counts: Mapping[Any, int]) -> str:

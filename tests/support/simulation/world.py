@@ -23,10 +23,10 @@ from unittest import mock
 from multihop.common import clock
 
 T = TypeVar("T")
-FaultKind = Literal["error", "lost", "late", "repeated", "stale", "kill", "suspend", "outage", "cut", "torn"]
+FaultKind = Literal["error", "lost", "late", "repeated", "stale", "kill", "suspend", "freeze", "outage", "cut", "torn"]
 SUSPENDED_S = 90.0
 """Seconds of a suspension and of an outage: more than the life of a lease."""
-LATE_S = 75.0
+LATE_S = 100.0
 """Seconds after which a request that timed out arrives nevertheless."""
 _STUCK_S = 60.0
 _LOOK_S = 0.0005
@@ -41,11 +41,12 @@ class Fault(NamedTuple):
 
     error     the operation fails and has no effect
     lost      it has its effect, but its response is lost
-    late      it fails, and has its effect 75 s later
+    late      it fails, and has its effect 100 s later
     repeated  its response is lost, and the library sends the request again
     stale     a listing is the one before the newest change
     kill      the process is killed before it
-    suspend   the process stands still for 90 s before it, as in a virtual machine that is moved
+    suspend   the process stands still for 90 s before it, as on a laptop that sleeps
+    freeze    the same, and its clocks stand still too, as in a virtual machine that is moved
     outage    this one and all of the process's operations fail for 90 s
     cut       power is cut before it: all processes end, and of the disk only what was synced is certain to be left
     torn      the same, and of what was not synced any part is left
@@ -72,6 +73,10 @@ class Process:
     suspended_until: float = 0.0
     slept_s: float = 0.0
     """Seconds for which it was suspended."""
+    frozen_s: float = 0.0
+    """Seconds for which its clocks stood still."""
+    thread_errors: list[BaseException] = field(default_factory=list)
+    """What ended its other threads, if not their functions' end."""
     outage_until: float = 0.0
     threads: int = 0
 
@@ -115,7 +120,7 @@ class World:
     def __enter__(self) -> "World":
         for name, replacement in (
             ("monotonic", self._monotonic),
-            ("boottime", lambda: self.time),
+            ("boottime", self._boottime),
             ("sleep", self.sleep),
             ("wait", self._wait),
         ):
@@ -130,6 +135,7 @@ class World:
         self._context.close()
         for process in self.processes:  # with their frames go executors, whose threads then end
             process.error = process.result = None
+            process.thread_errors.clear()
 
     def process(self) -> Process | None:
         """The process of this thread; None: it is not simulated."""
@@ -236,9 +242,10 @@ class World:
                     other.is_dead = True
                 self._cut = fault.kind
                 raise Killed
-            case "suspend":
+            case "suspend" | "freeze":
                 process.suspended_until = self.time + SUSPENDED_S
                 process.slept_s += SUSPENDED_S
+                process.frozen_s += SUSPENDED_S if fault.kind == "freeze" else 0.0
                 self._park(turns, self.time)
                 return effect()
             case "outage":
@@ -279,6 +286,10 @@ class World:
         process = self.process()
         return self.time - (process.slept_s if process else 0.0)
 
+    def _boottime(self) -> float:
+        process = self.process()
+        return self.time - (process.frozen_s if process else 0.0)
+
     def _is_ready(self, turns: _Turns) -> bool:
         process = turns.process
         if process.is_dead:
@@ -306,6 +317,9 @@ class World:
                 run()
             except Killed:
                 pass
+            except BaseException as error:
+                process.thread_errors.append(error)
+                raise
             finally:
                 turns.has_ended = True
                 self._changed.release()
