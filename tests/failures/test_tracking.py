@@ -16,8 +16,6 @@ from tracked_runs import append, client_of, history, row, start, trial
 from multihop.cluster.tracking import tracker
 from multihop.common import clock
 
-pytest_plugins = ["tracked_runs"]
-
 
 class _Client:
     """MLflow's client, each request of which is an operation of the world."""

@@ -47,8 +47,8 @@ class Head:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that pass only where the head says so."""
     now = [0.0]
-    monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(follow.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(follow.clock, "monotonic", lambda: now[0])
+    monkeypatch.setattr(follow.clock, "sleep", lambda seconds: None)
     return now
 
 

@@ -16,6 +16,7 @@ import yaml
 from worker_runs import assert_same_state
 from workplace import losses, ranks_of
 
+from multihop.cluster.locks import HOLDER
 from multihop.common.json_lines import read_rows
 from multihop.eval.statistics.formatting import show
 from multihop.pretrain.checkpoint.manifest import folder_of_step
@@ -181,12 +182,14 @@ def test_after_a_rank_died_and_an_interruption_it_ends_with_the_same_result(work
     run = workplace / "runs" / "harmed"
     arguments = ("run", "recipe.yaml", "name=harmed")
     process = start(workplace, *arguments)
-    wait_for(lambda: bool(ranks_of(run)), process)
+    wait_for((run / HOLDER).exists, process)
     assert f"in use by process {process.pid}" in multihop(workplace, *arguments, code=2)
+    wait_for(lambda: bool(ranks_of(run)), process)
+    victim = ranks_of(run)[-1]  # whichever is there; to look for it later takes longer than the steps that are left
+    rank = victim.environ()["RANK"]
     wait_for(reached(run, CHECKPOINTS_EVERY), process)
-    victim = ranks_of(run)[-1]
-    rank = victim.environ()["RANK"]  # whichever actor started its process last
     victim.kill()
+    wait_for(lambda: len(read_rows(run / "launches.jsonl")) == 2, process)
     wait_for(reached(run, 2 * CHECKPOINTS_EVERY), process)
     (run / "stop").touch()  # asked for in both ways at once: the signal is the first one all the same
     process.send_signal(signal.SIGINT)
