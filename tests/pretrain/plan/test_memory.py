@@ -91,6 +91,7 @@ def test_more_ranks_hold_less_of_what_is_partitioned() -> None:
     assert between(1, 256) < between(1, 8) < 0.4 * whole and between(2, 8) == between(1, 8)
 
 
+@pytest.mark.long
 def test_the_largest_micro_batch_is_within_the_limit_and_at_most_one_sample_too_small() -> None:
     content = settings("gpt2", 1, "bf16", "none", "adamw", "none")
     content["engine"]["micro_batch_size"] = "auto"
