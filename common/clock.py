@@ -1,4 +1,4 @@
-"""The clock that waits for other processes go by; a simulation of several processes replaces these functions."""
+"""The clock by which code waits for other processes; a simulation of several processes replaces these functions."""
 
 import threading
 import time

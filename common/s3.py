@@ -29,6 +29,8 @@ _POLL_ATTEMPTS = 2
 _POLL_TIMEOUT_S = 10
 _CONFLICTS = 10
 """Attempts of a conditional write that conflicts with another one of the same object."""
+_ABSENT = ("NoSuchKey", "404")
+"""The store's codes for an object that does not exist; the second is that of HEAD, whose response has no body."""
 _PART_BYTES = 64 * 1024**2
 """Bytes per part. An object has at most 10,000 parts, so that a rank's file may have 625 GiB."""
 _CONCURRENT_PARTS = 4
@@ -96,10 +98,15 @@ class Bucket:
         return self._put_if(path, data, {"IfNoneMatch": "*"}) is not None
 
     def read(self, path: str) -> tuple[bytes, str]:
-        """Read an object; its ETag is its version."""
+        """Read an object; its ETag is its version.
+
+        boto3 does not retry a response that breaks off, pyarrow does. If the object is replaced between the two
+        requests, the version is too old, and a `replace` in that version fails.
+        """
         with _as_os_error(path) as key:
-            response = _client(self._region).get_object(**key)
-            return response["Body"].read(), response["ETag"]
+            version = str(_client(self._region).head_object(**key)["ETag"])
+        with self.open(path) as file:
+            return b"".join(file.chunks()), version
 
     def replace(self, path: str, data: bytes, version: str | None) -> str | None:
         """Write a small object if it still has an ETag, or does not exist if that is None; returns the new one."""
@@ -119,7 +126,9 @@ class Bucket:
                     return str(_client(self._region).put_object(**key, Body=data, **condition)["ETag"])
             except OSError as error:
                 match _error_code(error):
-                    case "PreconditionFailed" | "NoSuchKey":
+                    case "PreconditionFailed":
+                        return None
+                    case code if code in _ABSENT:
                         return None
                     case "NotImplemented":
                         raise UserError(no_conditional_writes(f"s3://{path}")) from None
@@ -277,6 +286,6 @@ def _as_os_error(path: str) -> Iterator[dict[str, str]]:
     try:
         yield {"Bucket": bucket, "Key": key}
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        if _error_code(error) == "NoSuchKey":
+        if _error_code(error) in _ABSENT:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"s3://{path}") from error
         raise OSError(f"s3://{path}: {re.sub('//[^/@ ]*@', '//', str(error))}") from error

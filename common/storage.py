@@ -137,7 +137,7 @@ class Folder:
         self.store.remove(f"{self.path}/{name}")
 
     def sync(self) -> None:
-        """Make removals durable: those that follow are then lost in a power cut before these are."""
+        """Make the removals from it durable; else a power cut may undo them and not later ones."""
         self.store.sync(self.path)
 
     def remove_if_empty(self) -> list[str]:

@@ -91,7 +91,7 @@ class Store(Protocol):
         """Remove a file if it exists."""
 
     def sync(self, folder: str) -> None:
-        """Make removals from a folder durable, which later ones may otherwise overtake in a power cut."""
+        """Make the removals from a folder durable; else a power cut may undo them and not later ones."""
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder if it exists."""

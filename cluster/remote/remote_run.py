@@ -6,7 +6,6 @@ run the stages: upload data sets and indexes before ranks need them, and other f
 at the end upload what changed, and release the lease
 """
 
-import errno
 import os
 import shutil
 import sys
@@ -174,7 +173,7 @@ class RemoteRun:
             except FileNotFoundError:
                 version = None
             clock.sleep(_RETRY_S)
-        raise OSError(errno.EAGAIN, f"{store.location}/{last} was changed {_ATTEMPTS} times by others")
+        raise OSError(f"{store.location}/{last} was changed by others {_ATTEMPTS} times in a row")
 
     def close(self) -> None:
         """Allow other runs to remove the data set from the cache."""

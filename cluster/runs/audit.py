@@ -72,7 +72,7 @@ class Audit:
     conditions: list[str]
     """What was not the same in the replay, so that other bits are expected: device, threads, versions, ranks."""
     replays: ComparedStates | None = None
-    """One replay beside another, each step: None if there was no second."""
+    """One replay beside another, step by step; None: there was no second one."""
 
 
 def audit(run_dir: Path, first: int | None, last: int | None, address: str | None, bisect: bool = False) -> Audit:
@@ -105,7 +105,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
 
 
 def _publish(run_dir: Path) -> None:
-    """Bring the verdict into the run's summary, its report and MLflow; a run in progress does so at its own end."""
+    """Write the verdict into the run's summary, its report and MLflow; a run in progress does so at its own end."""
     from multihop.cluster.tracking.tracker import tag_run
     from multihop.eval.report.run_report import write_report
 

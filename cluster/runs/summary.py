@@ -39,14 +39,15 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
     """Write `summarize` into the run's folder."""
-    write_atomically(
-        run_dir / "summary.json", json.dumps(summarize(run_dir, status, stages), indent=1).encode() + b"\n"
-    )
+    _write(run_dir, summarize(run_dir, status, stages))
 
 
 def write_audits(run_dir: Path) -> None:
     """Replace the audits in the summary of a run that has ended; the rest tells where it was trained."""
-    summary = read_summary(run_dir) | {"audits": _audits(run_dir)}
+    _write(run_dir, read_summary(run_dir) | {"audits": _audits(run_dir)})
+
+
+def _write(run_dir: Path, summary: dict[str, Any]) -> None:
     write_atomically(run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
 
 

@@ -27,8 +27,9 @@ _TRIAL_PARAMS = (
     *("checkpoint_sha256", "task_fingerprint", "test_fingerprint", "tokenizer_sha256", "average_with_sha256"),
 )
 _KEY_LENGTH, _VALUE_LENGTH = 250, 6000  # MLflow's limits (mlflow.utils.validation)
-LAUNCHES_TAG = "multihop.launches"
 AUDITS_TAG = "multihop.audits"
+"""Tag of a run: the audits of its checkpoints, as in summary.json."""
+LAUNCHES_TAG = "multihop.launches"
 """Tag of a run: when its ranks were started, from which step, how many ranks on how many nodes."""
 CHANGED_TAG = "multihop.changed_parameters"
 """Tag of a run: the present values of the parameters that were logged with other values."""
