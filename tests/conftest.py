@@ -132,6 +132,15 @@ def ctc_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def prepared(
+    bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data: Path, ctc_data: Path
+) -> Callable[[str], Path]:
+    """A function that returns the prepared data set for an objective."""
+    of_pairs = {"translation": pairs_data, "completion": completion_data, "ctc": ctc_data}
+    return lambda objective: {"clm": gpt2_data, **of_pairs}.get(objective, bert_data)
+
+
+@pytest.fixture(scope="session")
 def pool() -> Iterator[Callable[[int], RankPool]]:
     """A group of training processes by their number, started with its first job and kept until the tests end."""
     pools: dict[int, RankPool] = {}

@@ -24,13 +24,13 @@ def appended(tmp_path: Path) -> Scenario:
     def scenario(world: World) -> None:
         root = tmp_path / str(next(worlds))
         root.mkdir()
-        told: list[int] = []
+        acknowledged: list[int] = []
 
         def process(first: int) -> None:
             for number in range(first, first + 3):
                 try:
                     append_row(root / "eval" / "results.jsonl", {"trial": number, "text": "x" * 50})
-                    told.append(number)
+                    acknowledged.append(number)
                 except OSError:
                     pass
 
@@ -41,7 +41,7 @@ def appended(tmp_path: Path) -> Scenario:
             path = root / "eval" / "results.jsonl"
             rows = [row["trial"] for row in read_rows(path)]
             written = {10, 11, 12} if world.fault is None or world.fault.process == "from 0" else set()
-            assert written | set(told) <= set(rows) and rows == sorted(set(rows)), f"{rows} of {told}"
+            assert written | set(acknowledged) <= set(rows) and rows == sorted(set(rows)), f"{rows} of {acknowledged}"
 
     return scenario
 

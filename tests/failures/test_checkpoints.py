@@ -36,7 +36,7 @@ def content(step: int) -> dict[str, torch.Tensor]:
 def three_launches(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """Each launch resumes from the newest good checkpoint, sweeps, and saves two steps on two ranks.
 
-    Promised: what was told to be saved is there, every checkpoint that counts is whole and right, and the newest two
+    Promised: what was acknowledged is there, every committed checkpoint is whole and right, and the newest two
     are kept.
     """
     worlds = itertools.count()
@@ -47,7 +47,7 @@ def three_launches(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: 
         bucket = SimulatedBucket(world)
         monkeypatch.setattr(storage, "connect", lambda *_: bucket)
         checkpoints = f"{root}/checkpoints" if request.param == "disk" else "s3://bucket/checkpoints"
-        told = set[int]()
+        acknowledged = set[int]()
 
         def launch(name: str) -> None:
             def choose() -> int:
@@ -64,7 +64,7 @@ def three_launches(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: 
                     live = {f"weight/{key}@{starts[key]}": half for key, half in halves.items()}
                     writer.save(live, _manifest(each))
                     writer.wait()
-                    told.add(each)
+                    acknowledged.add(each)
 
             chosen = world.start(f"{name}, start", choose)
             world.run(lambda: chosen.is_dead)
@@ -82,7 +82,9 @@ def three_launches(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: 
             world.run()
             found, rejected = newest_good(checkpoints)
             assert found is not None and all("never committed" in each for each in rejected), rejected
-            assert found.step >= max(told), f"step {found.step} is the newest, {max(told)} was told"
+            assert found.step >= max(acknowledged), (
+                f"step {found.step} is the newest, {max(acknowledged)} was acknowledged"
+            )
             kept = range(found.step - _KEEP + 1, found.step + 1)
             folders = {step: open_folder(folder_of_step(checkpoints, step)) for step in list_steps(checkpoints)}
             committed = [step for step, folder in folders.items() if MANIFEST in folder.names()]

@@ -30,7 +30,7 @@ _FILES = {"recipe.json": "{}", "summary.json": '{"status": "done"}', "eval/resul
 def two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """Both submit, and wait for the job to end; one fetches the results, over those of an earlier fetch.
 
-    Promised: never two jobs of one run at a time; who was told of a job finds it; and fetched results are whole.
+    Promised: never two jobs of one run at a time; a job that was acknowledged is there; and fetched results are whole.
     """
     worlds = itertools.count()
     recipe = tmp_path / "recipe.yaml"

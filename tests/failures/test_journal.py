@@ -30,7 +30,7 @@ def two_launches_and_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def scenario(world: World) -> None:
         bucket, root = SimulatedBucket(world), tmp_path / str(next(worlds))
         monkeypatch.setattr(storage, "connect", lambda *_: bucket)
-        told = list[list[int]]()
+        acknowledged = list[list[int]]()
         stopped = False
 
         def launch(number: int) -> None:
@@ -48,7 +48,7 @@ def two_launches_and_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                     clock.sleep(3.0)
             else:
                 return
-            told.extend([number, step] for step in range(5))
+            acknowledged.extend([number, step] for step in range(5))
 
         def driver(name: str) -> None:
             (root / name).mkdir(parents=True)
@@ -64,7 +64,7 @@ def two_launches_and_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             for number in (1, 2):
                 steps = [step for each, step in rows if each == number]
                 assert steps == sorted(set(steps)), f"{name} read {rows}"
-            assert all(row in rows for row in told), f"{name} read {rows}, and {told} were written"
+            assert all(row in rows for row in acknowledged), f"{name} read {rows}, and {acknowledged} were written"
             return rows
 
         drivers = [world.start("driver", lambda: driver("driver"))]

@@ -22,8 +22,8 @@ from multihop.data_prep.pipeline.prepare import prepare
 def two_data_sets(tmp_path: Path) -> Scenario:
     """One process prepares a data set, the next one another in its place, and one more repeats that.
 
-    Promised: a data set that was told as done is whole until the next one begins to replace it; whatever has a manifest
-    is one of the two; and in the end it has the bytes of a preparation without a fault.
+    Promised: a data set that was reported as done is whole until the next one begins to replace it; whatever has a
+    manifest is one of the two; and in the end it has the bytes of a preparation without a fault.
     """
     texts = tmp_path / "texts.jsonl"
     rng = random.Random(0)
@@ -50,7 +50,7 @@ def two_data_sets(tmp_path: Path) -> Scenario:
                 found = read_data_manifest(out).fingerprint
                 assert found == fingerprints[wanted] if done else found in fingerprints
             else:
-                assert not done, "the data set was told as done and is gone"
+                assert not done, "the data set was reported as done and is gone"
 
         with SimulatedDisk(world, root).mounted():
             for name, number in (("first", 0), ("second", 1), ("again", 1)):

@@ -33,7 +33,7 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
         monkeypatch.setattr(storage, "connect", lambda *_: bucket)
         monkeypatch.setattr(remote_run, "node_folder", lambda _: disks / world.process().name)
         monkeypatch.setattr(remote_run, "_exit_after_loss", lambda _: world.kill())
-        started, told, trials = set[int](), set[int](), itertools.count()
+        started, acknowledged, trials = set[int](), set[int](), itertools.count()
 
         def driver() -> None:
             for _ in range(20):
@@ -46,7 +46,7 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
                             started.add(trial)
                             append_row(remote.folder / _RESULTS, {"trial": trial})
                             remote.push()
-                            told.add(trial)
+                            acknowledged.add(trial)
                             clock.sleep(20.0)
                     return
                 except (InUseError, OSError):
@@ -63,7 +63,7 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
         path.write_bytes(bucket.objects.get(f"bucket/runs/run/{_RESULTS}", b""))
         rows = [row["trial"] for row in read_rows(path)]
         assert len(rows) == len(set(rows)), f"rows twice: {rows}"
-        assert told <= set(rows), f"rows {sorted(told - set(rows))} were lost of {sorted(told)}"
+        assert acknowledged <= set(rows), f"rows {sorted(acknowledged - set(rows))} were lost of {sorted(acknowledged)}"
         assert set(rows) <= started
 
     return scenario

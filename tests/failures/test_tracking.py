@@ -15,6 +15,7 @@ from tracked_runs import append, client_of, history, row, start, trial
 
 from multihop.cluster.tracking import tracker
 from multihop.common import clock
+from multihop.common.json_lines import read_rows
 
 
 class _Client:
@@ -65,7 +66,7 @@ def two_starts(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (experiment,) = [each for each in client.search_experiments() if each.name == "multihop"]
         runs = client.search_runs([experiment.experiment_id])
         (run,) = [each for each in runs if "mlflow.parentRunId" not in each.data.tags]
-        logged = [int(step) for step in _steps_of(run_dir)]
+        logged = [each["step"] for each in read_rows(run_dir / "metrics.jsonl")]
         for key in ("loss", "gradient_norm"):
             assert history(client, run.info.run_id, key) == [
                 (step, 1.0 / step if key == "loss" else 2.0) for step in logged
@@ -75,12 +76,6 @@ def two_starts(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert run.info.status == "FINISHED"
 
     return scenario
-
-
-def _steps_of(run_dir: Path) -> list[int]:
-    from multihop.common.json_lines import read_rows
-
-    return [each["step"] for each in read_rows(run_dir / "metrics.jsonl")]
 
 
 @pytest.mark.parametrize("every", [31, pytest.param(1, marks=LONG)])

@@ -6,8 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
+from s3_endpoint import S3
 
 from multihop.cluster.doctor import store
+
+
+def test_a_bucket_that_ignores_versions_is_found(bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 2**10)
+    assert store.write(bucket, "trial", "node")["compares"]
+    s3.without_header = "HTTP_IF_MATCH"
+    assert not store.write(bucket, "another-trial", "node")["compares"]
 
 
 def test_removal_while_nodes_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,10 @@ import pytest
 
 from multihop.cluster.remote.lease import hold_lease
 from multihop.cluster.remote.remote_run import RemoteRun, open_remote_run
+from multihop.common import clock
 from multihop.common.errors import UserError
+from multihop.common.files import make_folder, write_atomically
+from multihop.common.s3 import Bucket
 from multihop.common.storage import open_folder
 
 
@@ -45,3 +48,30 @@ def test_a_run_that_another_driver_holds_is_a_sentence_for_the_user(
     lease = open_folder(f"{bucket}/one/.lease")
     with hold_lease(lease, lambda: None), refused, open_remote_run(bucket, "one"):
         raise AssertionError("two hold it")
+
+
+def test_the_last_push_restores_what_a_late_request_removed(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with open_remote_run(bucket, "one") as run:
+        assert run is not None
+        make_folder(run.folder)
+        write_atomically(run.folder / "summary.json", b"{}")
+        run.push()
+        open_folder(f"{bucket}/one").remove("summary.json")
+        run.push()
+    assert open_folder(f"{bucket}/one").read_bytes("summary.json") == b"{}"
+
+
+def test_a_file_that_others_change_again_and_again_is_an_error(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(clock, "sleep", lambda seconds: None)
+    run = RemoteRun(bucket, "one")
+    make_folder(run.folder)
+    write_atomically(run.folder / "summary.json", b"{}")
+    monkeypatch.setattr(Bucket, "replace", lambda *request: None)
+    with pytest.raises(OSError, match=r"^s3://.*/one/summary.json was changed by others 10 times in a row"):
+        run.push()

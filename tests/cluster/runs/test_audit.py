@@ -13,10 +13,12 @@ from rank_pool import RankPool
 from worker_runs import recipe
 from workplace import json_lines, make_workplace, multihop
 
-from multihop.cluster.runs.audit import Audit, ComparedStates, compare_replay, replay_folder
+from multihop.cluster.runs.audit import Audit, ComparedStates, compare_replay, compare_states, replay_folder
 from multihop.cluster.tracking.connection import connect, store_uri
-from multihop.pretrain.checkpoint.manifest import folder_of_step
+from multihop.common.files import canonical_json, sha256_file
+from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import verify
+from multihop.pretrain.run.files import STATE_CHECKSUM
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 Pool = Callable[[int], RankPool]
@@ -64,17 +66,15 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "objective"), list(enumerate(OBJECTIVES)))
 def test_a_replay_of_every_objective_has_the_same_bits(
-    pool: Pool, bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data: Path, ctc_data: Path,
-    tmp_path: Path, number: int, objective: str,
-) -> None:  # fmt: skip
+    pool: Pool, prepared: Callable[[str], Path], tmp_path: Path, number: int, objective: str
+) -> None:
     """Each with another stage and number of ranks, over two phases."""
-    data = {"clm": gpt2_data, "translation": pairs_data, "completion": completion_data, "ctc": ctc_data}
     ranks, stage = 1 + number % 3, number % 4
     content = objective_recipes.recipe(objective, engine__zero_stage=stage, engine__data_workers=0)
     content["phases"] *= 2
     run = tmp_path / "run"
     (run / "logs").mkdir(parents=True)
-    (run / "data").symlink_to(data.get(objective, bert_data))
+    (run / "data").symlink_to(prepared(objective))
     (run / "recipe.json").write_text(json.dumps(content))
     assert pool(ranks).run(run_worker, run) == [0] * ranks
     for first, last in ((2, 4), (5, 8)):
@@ -125,6 +125,15 @@ def test_the_first_step_that_differs_is_found_by_checksums(
     assert once.states == ComparedStates(3, 4, 5) and once.loss is None
 
 
+def test_steps_that_were_trained_twice_are_those_of_the_last_launch() -> None:
+    """A run saved step 1, trained on to step 3, was killed, and resumed from step 1."""
+    run = [{"step": step, STATE_CHECKSUM: sums} for step, sums in ((1, "a"), (2, "x"), (3, "y"), (2, "b"), (3, "c"))]
+    replay = [{"step": step, STATE_CHECKSUM: sums} for step, sums in ((1, "a"), (2, "b"), (3, "c"))]
+    assert compare_states(replay, run) == ComparedStates(3, 3, None)
+    replay[1][STATE_CHECKSUM] = "other"
+    assert compare_states(replay, run) == ComparedStates(3, 1, 2)
+
+
 def test_the_command_audits_and_records(texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "small", 20)
     multihop(tmp_path, "train", "recipe.yaml", "cluster.workers=2")
@@ -141,10 +150,30 @@ def test_the_command_audits_and_records(texts: Path, tmp_path: Path) -> None:
     assert "has no good checkpoint of step 15; it has: 10, 20" in refused
 
 
+def flip_a_bit(checkpoint: Path) -> None:
+    """Flip a bit of the last element of a checkpoint's last file, and make its hashes those of the new content."""
+    manifest = read_checkpoint_manifest(str(checkpoint))
+    *others, last = manifest.files
+    path = checkpoint / last.file
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1
+    path.write_bytes(content)
+    changed = manifest.model_copy(update={"files": [*others, last.model_copy(update={"sha256": sha256_file(path)})]})
+    changed = changed.model_copy(update={"sha256": changed.compute_hash()})
+    (checkpoint / "manifest.json").write_bytes(canonical_json(changed.model_dump()))
+
+
 @pytest.mark.long
 def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
+    """Of a checkpoint that is right, and of one whose bit flipped after its checksum was recorded."""
     make_workplace(tmp_path, texts, "small", 20)
     multihop(tmp_path, "train", "recipe.yaml", "cluster.workers=2", "engine.replica_check_interval=5")
     assert "equal     all weights" in multihop(tmp_path, "checkpoints", "audit", "small", "--bisect")
     (row,) = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
     assert row["states"] == {"steps": 2, "last_equal": 20, "first_different": None} and row["replays"] is None
+    flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)))
+    printed = multihop(tmp_path, "checkpoints", "audit", "small", "--bisect", code=1)
+    assert ": 1 of " in printed and "tensors that differ: 1" in printed and "\nstate " not in printed
+    assert "replays   both agree in every step; the saved checkpoint differs from them" in printed
+    *_, row = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
+    assert not row["is_equal"] and row["replays"] == {"steps": 10, "last_equal": 20, "first_different": None}

@@ -31,12 +31,6 @@ CLOSE = 2e-5
 """Largest relative difference of losses in fp32 without dropout."""
 
 
-@pytest.fixture(scope="module")
-def prepared(bert_data: Path, gpt2_data: Path, pairs_data: Path, completion_data: Path, ctc_data: Path) -> Prepared:
-    of_pairs = {"translation": pairs_data, "completion": completion_data, "ctc": ctc_data}
-    return lambda objective: {"clm": gpt2_data, **of_pairs}.get(objective, bert_data)
-
-
 def begin(run_dir: Path, data: Path, content: dict[str, Any], checkpoint: Path | None = None) -> Path:
     """Make a run's folder, with one checkpoint of another run in it if given."""
     (run_dir / "logs").mkdir(parents=True)

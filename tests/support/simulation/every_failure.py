@@ -70,12 +70,12 @@ def check_every_failure(
 
 
 def _check_errors(world: World, expected: tuple[type[BaseException], ...]) -> None:
-    """Check that processes ended only by errors of which a user gets a sentence."""
+    """Check that processes and threads ended by no other errors; those of threads are never expected."""
     for process in world.processes:
         if process.error is not None and not isinstance(process.error, expected):
-            raise AssertionError(f"{process.name} ended with a traceback: {process.error!r}") from process.error
+            raise AssertionError(f"{process.name} ended by {process.error!r}") from process.error
         for error in process.thread_errors:
-            raise AssertionError(f"a thread of {process.name} ended with a traceback: {error!r}") from error
+            raise AssertionError(f"a thread of {process.name} ended by {error!r}") from error
 
 
 def _listed(counts: Mapping[Any, int]) -> str:

@@ -5,7 +5,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,9 +25,7 @@ class _Job:
     started: float
     ends: float
     output: str = ""
-    message: str = ""
-    driver_exit_code: int | None = None
-    stopped: bool = field(default=False)
+    stopped: bool = False
 
 
 class SimulatedHead:
@@ -105,7 +103,7 @@ class SimulatedHead:
         return SimpleNamespace(
             submission_id=job.submission_id,
             metadata=job.metadata,
-            message=job.message,
+            message="",
             driver_exit_code=0 if ended else None,
             status="STOPPED" if job.stopped else "SUCCEEDED" if ended else "RUNNING",
             start_time=job.started * 1000,

@@ -63,7 +63,6 @@ class Process:
     """A simulated process."""
 
     name: str
-    function: Callable[[], Any]
     operations: list[str] = field(default_factory=list)
     """What it did: one entry an operation."""
     result: Any = None
@@ -99,7 +98,7 @@ class World:
     """Simulated processes and their clock; use it as a context, within which the code under test meets it."""
 
     def __init__(self, seed: int = 0, fault: Fault | None = None) -> None:
-        """Start at second 0, without processes."""
+        """Start at second 1,000, without processes."""
         self.time = 1000.0
         self.fault = fault
         self.happened = False
@@ -144,7 +143,7 @@ class World:
 
     def start(self, name: str, function: Callable[[], Any]) -> Process:
         """Start a process."""
-        process = Process(name, function)
+        process = Process(name)
         self.processes.append(process)
 
         def main() -> None:
@@ -203,12 +202,11 @@ class World:
                 with suppress(Exception):  # an error too is a response that nobody gets
                     effect()
 
-    def operate(self, what: str, effect: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+    def operate(self, what: str, effect: Callable[[], T]) -> T:
         """Have the effect of an operation when it is this thread's turn, or what a fault makes of it.
 
         Args:
             what: the operation and its path.
-            again: the effect of the second of two equal requests; None: the same.
         """
         turns = self._turns.get(threading.current_thread())
         if turns is None:
@@ -234,7 +232,7 @@ class World:
                 raise OSError(errno.EIO, f"{what}: no answer")
             case "repeated":
                 effect()
-                return (again or effect)()
+                return effect()
             case "kill":
                 self.kill()
             case "cut" | "torn":
@@ -257,11 +255,8 @@ class World:
 
     def is_stale(self) -> bool:
         """Whether the listing that this thread asks for is an old one."""
-        process, fault = self.process(), self.fault
-        return (
-            process is not None
-            and fault == (process.name, len(process.operations), "stale")
-        )  # fmt: skip
+        process = self.process()
+        return process is not None and self.fault == (process.name, len(process.operations), "stale")
 
     def sleep(self, seconds: float) -> None:
         """`clock.sleep` of a simulated process."""
