@@ -73,7 +73,8 @@ class MemoryNetworks(nn.Module):
         """Answer B questions with each network.
 
         Args:
-            sentences: int64 (U, J), word ids, 0 where there is none; sentence 0 is empty.
+            sentences: int64 (R, U, J), word ids, 0 where there is none; sentence 0 of each network is empty. With a
+                first dimension of 1 all networks have the same.
             memories: int64 (R, B, M), the sentence in each memory; 0: the memory is empty.
             times: int64 (R, B, M), the temporal encoding of each memory.
             questions: int64 (R, B), the question's sentence.
@@ -104,12 +105,12 @@ class MemoryNetworks(nn.Module):
         return u @ answer_words.mT, attention
 
     def _word_counts(self, sentences: Tensor) -> Tensor:
-        """(2 U, V): how often a word is in each sentence, then the sum of the word's centered positions in it."""
-        counts = self.position.new_zeros(2, len(sentences), self.sizes.vocab_size)
-        counts[0].scatter_add_(1, sentences, torch.ones_like(sentences, dtype=counts.dtype))
-        counts[1].scatter_add_(1, sentences, self.position.expand_as(sentences))
+        """(R, 2 U, V): how often a word is in each sentence, then the sum of the word's centered positions in it."""
+        counts = self.position.new_zeros(len(sentences), 2, sentences.shape[1], self.sizes.vocab_size)
+        counts[:, 0].scatter_add_(2, sentences, torch.ones_like(sentences, dtype=counts.dtype))
+        counts[:, 1].scatter_add_(2, sentences, self.position.expand_as(sentences))
         counts[..., 0] = 0  # padding
-        return counts.flatten(0, 1)
+        return counts.flatten(1, 2)
 
     def _sentence_vectors(self, counts: Tensor, words: Tensor) -> Tensor:
         """(R, U, d): the sums of the words' embeddings with position encoding: that of the j-th of at most J words is

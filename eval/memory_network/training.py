@@ -166,17 +166,24 @@ def _step(
 def _inputs(
     stories: Stories, batch: NDArray[np.int64], times: NDArray[np.int64], most_memories: int
 ) -> tuple[Tensor, ...]:
-    """The model's inputs for some questions: only the sentences and memories that occur in them, of longer stories than
-    those of the training the newest statements."""
+    """The model's inputs for some questions: of each network only the sentences and memories that occur in its own, of
+    longer stories than those of the training the newest statements."""
     memories = min(int(stories.sizes[batch].max()), most_memories)
     memory_sentences, questions = stories.memories[batch][..., :memories], stories.questions[batch]
-    used, indexes = np.unique(np.concatenate([[0], memory_sentences.ravel(), questions.ravel()]), return_inverse=True)
-    split = 1 + memory_sentences.size
+    occurs = np.zeros((len(batch), len(stories.sentences)), bool)
+    occurs[:, 0] = True
+    rows = np.arange(len(batch))[:, None]
+    occurs[rows, memory_sentences.reshape(len(batch), -1)] = True
+    occurs[rows, questions] = True
+    counts = occurs.sum(1)
+    used = np.zeros((len(batch), counts.max()), np.int64)
+    used[np.arange(counts.max()) < counts[:, None]] = occurs.nonzero()[1]
+    positions = occurs.cumsum(1) - 1
     return (
         torch.from_numpy(stories.sentences[used]),
-        torch.from_numpy(indexes[1:split].reshape(memory_sentences.shape)),
+        torch.from_numpy(positions[rows[:, None], memory_sentences]),
         torch.from_numpy(times[..., :memories]),
-        torch.from_numpy(indexes[split:].reshape(questions.shape)),
+        torch.from_numpy(positions[rows, questions]),
     )
 
 

@@ -188,10 +188,11 @@ def by_hand(
 def test_the_network_is_that_of_the_papers_equations(tying: str, linear: bool, data: st.DataObject) -> None:
     model = MemoryNetworks(replace(SIZES, tying=tying), networks=2, seed=3)  # type: ignore[arg-type]
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    sentences = torch.from_numpy(rng.integers(1, 9, (7, 4)))
-    lengths = rng.integers(1, 5, 7)
-    sentences[torch.arange(4) >= torch.from_numpy(lengths)[:, None]] = 0
-    sentences[0] = 0
+    # Of each network its own, or the same of all.
+    sentences = torch.from_numpy(rng.integers(1, 9, (data.draw(st.sampled_from([1, 2])), 7, 4)))
+    lengths = rng.integers(1, 5, (len(sentences), 7, 1))
+    sentences[torch.arange(4) >= torch.from_numpy(lengths)] = 0
+    sentences[:, 0] = 0
     # Fewer columns than memories: a batch without long stories.
     memories = torch.from_numpy(rng.integers(1, 7, (2, 3, data.draw(st.integers(3, 5)))))
     memories[torch.arange(memories.shape[2]) >= torch.from_numpy(rng.integers(1, 6, (2, 3, 1)))] = 0
@@ -202,8 +203,8 @@ def test_the_network_is_that_of_the_papers_equations(tying: str, linear: bool, d
     for network in range(2):
         for number in range(3):
             expected = by_hand(
-                model, network, sentences, memories[network, number], times[network, number],
-                int(questions[network, number]), linear,
+                model, network, sentences[network % len(sentences)], memories[network, number],
+                times[network, number], int(questions[network, number]), linear,
             )  # fmt: skip
             torch.testing.assert_close(logits[network, number], expected, rtol=1e-4, atol=1e-5)
     if not linear:
