@@ -1,7 +1,7 @@
 """The recipe's sections that a training worker reads: model, objective, phases, optimizer, engine, checkpoint."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -210,6 +210,13 @@ class EngineConfig(Section):
         return self
 
 
+class AuditConfig(Section):
+    """Audits of checkpoints while the run goes on, where the cluster has room, and at its end."""
+
+    every: Annotated[int, LOGGING] = Field(ge=1)
+    """Checkpoints of steps that are multiples of this are audited, each from the one before it."""
+
+
 class CheckpointConfig(Section):
     """When checkpoints are saved, and which ones are kept."""
 
@@ -220,6 +227,7 @@ class CheckpointConfig(Section):
     """Checkpoints of steps that are multiples of this are never removed."""
     location: Annotated[str | None, LOCATION] = None
     """A folder or s3://BUCKET/PREFIX, in which NAME gets the run's checkpoints; null: the run's folder."""
+    audit: Annotated[AuditConfig | None, LOGGING] = None
 
     @field_validator("location")
     @classmethod
@@ -227,6 +235,15 @@ class CheckpointConfig(Section):
         if location is not None and re.match(r"\w+:", location) and not re.match(r"s3://[^/]", location):
             raise UserError(f"{location!r} cannot hold checkpoints; give a directory or s3://BUCKET/PREFIX")
         return location
+
+    @model_validator(mode="after")
+    def _are_audited_checkpoints_saved(self) -> Self:
+        if self.audit is not None and self.audit.every % self.save_interval:
+            raise UserError(
+                f"audit.every={self.audit.every} must be a multiple of save_interval={self.save_interval}: only "
+                "checkpoints that were saved can be audited"
+            )
+        return self
 
 
 class TrainingConfig(Section):

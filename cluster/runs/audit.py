@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.locks import lock_folder
-from multihop.cluster.runs.summary import read_summary, write_audits
+from multihop.cluster.runs.summary import audits_of, read_summary, write_audits
 from multihop.cluster.tracking.store import AUDITS_TAG
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
@@ -106,15 +106,21 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
 
 def _publish(run_dir: Path) -> None:
     """Write the verdict into the run's summary, its report and MLflow; a run in progress does so at its own end."""
-    from multihop.cluster.tracking.tracker import tag_run
     from multihop.eval.report.run_report import write_report
 
     if read_summary(run_dir).get("status") in (None, "running"):
         return
     write_audits(run_dir)
     write_report(run_dir)
+    tag_audits(run_dir)
+
+
+def tag_audits(run_dir: Path) -> None:
+    """Write the run's audits into MLflow."""
+    from multihop.cluster.tracking.tracker import tag_run
+
     uri = read_json_object(run_dir / "recipe.json").get("tracking", {}).get("uri")
-    tag_run(run_dir, uri, AUDITS_TAG, json.dumps(read_summary(run_dir)["audits"]))
+    tag_run(run_dir, uri, AUDITS_TAG, json.dumps(audits_of(run_dir)))
 
 
 def _replay(run_dir: Path, folder: Path, expected: CheckpointManifest, address: str | None) -> None:
@@ -217,7 +223,7 @@ def _recipe_of_replay(run_dir: Path, expected: CheckpointManifest, every_step: b
     content.setdefault("engine", {}).update(zero_stage=expected.zero_stage, eval_interval=never)
     if every_step:
         content["engine"].update(replica_check_interval=1, log_interval=1)
-    content.setdefault("checkpoint", {}).update(location=None, save_interval=never, keep=2)
+    content.setdefault("checkpoint", {}).update(location=None, save_interval=never, keep=2, audit=None)
     return content
 
 

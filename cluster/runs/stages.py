@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from multihop.cluster.console import console, progress_line
 from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.session import check_answers, ray_session
 from multihop.cluster.remote.remote_run import RemoteRun
+from multihop.cluster.runs.background_audits import background_audits
 from multihop.cluster.runs.evaluation import check_evaluation, is_evaluation_done, list_trials, select_examples
 from multihop.cluster.runs.folder import locked_run_dir
 from multihop.cluster.runs.prepared import get_or_prepare_dataset, link_dataset
@@ -31,6 +32,7 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.environment import MLFLOW_RUN_ID
 from multihop.pretrain.models.families import FAMILIES
+from multihop.pretrain.run.audits_due import audits_due
 from multihop.pretrain.run.check_parent import check_parent
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_init_keys
 
@@ -73,6 +75,11 @@ def run_stages(
     Raises:
         UserError: a mistake of the user's, found before anything is started where possible.
     """
+    if remote and recipe.checkpoint.audit:
+        raise UserError(
+            "checkpoint.audit: a run in an object store cannot be audited yet; remove it, or give --runs a directory "
+            "that all nodes share"
+        )
     tasks = check_evaluation(recipe) if "eval" in wanted else ()
     tracking_uri = store_uri(runs, recipe.tracking.uri)
     check_answers(recipe.cluster.address)
@@ -106,7 +113,7 @@ def _is_left(run: ResolvedRun, stage: str) -> bool:
     if stage == "prep":
         return run.data is None
     if stage == "train":
-        return not run.is_trained
+        return not run.is_trained or bool(audits_due(run.folder, run.recipe))
     finished = read_summary(run.folder).get("status") == "done"  # the report of a follower is not the last one
     reports = [run.folder / name for name in ("report.html", "report.md")]
     if not (finished and all(report.exists() for report in reports)) or is_behind(run.folder):
@@ -126,22 +133,23 @@ def _run_missing_stages(
     tracker = _open_tracker(run)
     status, failed, is_stopped = "failed", 0, False
     try:
-        if "train" in wanted and not run.is_trained:
-            is_stopped = _train(run, tracker, full_verify, seconds)
-            run = with_newest_checkpoint(run)
-        if "train" in wanted and not run.is_trained:
-            status = "stopped"
-            console.print("stopped; rerun the same command to resume from the newest checkpoint")
-            return STOPPED
-        if is_stopped:
-            status = "trained"
-            console.print("stopped after the last step; rerun the same command to finish the rest")
-            return STOPPED
-        if "eval" in wanted:
-            failed = _evaluate(run, tracker, seconds)
-            status = "done"
-        else:
-            status = "trained"
+        with background_audits(run) if "train" in wanted else nullcontext() as finish_audits:
+            if "train" in wanted and not run.is_trained:
+                is_stopped = _train(run, tracker, full_verify, seconds)
+                run = with_newest_checkpoint(run)
+            if "train" in wanted and not run.is_trained:
+                status = "stopped"
+                console.print("stopped; rerun the same command to resume from the newest checkpoint")
+                return STOPPED
+            if is_stopped:
+                status = "trained"
+                console.print("stopped after the last step; rerun the same command to finish the rest")
+                return STOPPED
+            if "eval" in wanted:
+                failed = _evaluate(run, tracker, seconds)
+            if finish_audits:
+                finish_audits()
+        status = "done" if "eval" in wanted else "trained"
     except KeyboardInterrupt:
         status = "stopped"
         raise

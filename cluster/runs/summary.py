@@ -44,7 +44,7 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
 
 def write_audits(run_dir: Path) -> None:
     """Replace the audits in the summary of a run that has ended; the rest tells where it was trained."""
-    _write(run_dir, read_summary(run_dir) | {"audits": _audits(run_dir)})
+    _write(run_dir, read_summary(run_dir) | {"audits": audits_of(run_dir)})
 
 
 def _write(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -82,12 +82,13 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
         "data_wait": _median(logged.values(), "data_wait"),
         "stages": {name: round(seconds, 1) for name, seconds in stages.items()},
         "launches": len(launches),
-        "audits": _audits(run_dir),
+        "audits": audits_of(run_dir),
         "environment": environment() | ({"device": launches[-1]["device"]} if launches else {}),
     }
 
 
-def _audits(run_dir: Path) -> list[Row]:
+def audits_of(run_dir: Path) -> list[Row]:
+    """Return what audits.jsonl says of each audit: the steps, and whether all bits are equal."""
     return [{key: row[key] for key in ("first", "last", "is_equal")} for row in read_rows(run_dir / AUDITS)]
 
 

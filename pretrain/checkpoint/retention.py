@@ -5,7 +5,7 @@ and other entries that are not folders are never touched.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from multihop.common.storage import Folder, Kind, open_folder
 from multihop.pretrain.checkpoint.manifest import (
@@ -70,8 +70,11 @@ def sweep(checkpoints: str, resume_from: int | None, launch: str) -> list[str]:
     return log_lines
 
 
-def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | None = None) -> list[str]:
-    """Remove checkpoints older than a run's newest `keep` committed ones, except at multiples of `keep_every`.
+def remove_old(
+    checkpoints: str, keep: int, keep_every: int | None, run: str | None = None, needed: Collection[int] = ()
+) -> list[str]:
+    """Remove checkpoints older than a run's newest `keep` committed ones, except at multiples of `keep_every` and at
+    `needed` steps.
 
     The manifest is removed first, so that a partly removed checkpoint is no longer committed.
 
@@ -87,7 +90,7 @@ def remove_old(checkpoints: str, keep: int, keep_every: int | None, run: str | N
         if kept < keep:
             kept += kind == "folder" and _is_committed(folder, is_own)
             continue
-        if keep_every is not None and step % keep_every == 0:
+        if step in needed or (keep_every is not None and step % keep_every == 0):
             continue
         name = folder.location.rsplit("/", 1)[-1]
         if kind != "folder":

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -112,6 +112,7 @@ class CheckpointWriter:
         launch: str,
         keep: int,
         keep_every: int | None = None,
+        needed: Callable[[], Collection[int]] = frozenset,
         before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         """Set up the writer; this writes nothing.
@@ -121,6 +122,7 @@ class CheckpointWriter:
                 names of all files, so that a rank of an earlier launch that is still writing replaces nothing.
             keep: The number of newest checkpoints that are kept.
             keep_every: Checkpoints of steps that are multiples of this are never removed.
+            needed: Called by rank 0's thread after a commit: the steps of older checkpoints that are needed longer.
             before_commit: Called by rank 0's thread; the save fails if it raises an OSError.
         """
         self.last_pause_s = 0.0
@@ -130,7 +132,7 @@ class CheckpointWriter:
         assert re.fullmatch(r"[0-9A-Za-z_-]+", launch)
         self._checkpoints = checkpoints
         self._rank, self._world_size, self._launch = rank, world_size, launch
-        self._keep, self._keep_every, self._before_commit = keep, keep_every, before_commit
+        self._keep, self._keep_every, self._needed, self._before_commit = keep, keep_every, needed, before_commit
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_progress: Future[None] | None = None
@@ -183,7 +185,8 @@ class CheckpointWriter:
     def _remove_old(self) -> list[str]:
         """Remove old checkpoints; returns log messages. A removal that fails is tried again after the next save."""
         try:
-            return remove_old(self._checkpoints, self._keep, self._keep_every, run_prefix(self._launch))
+            needed = self._needed()
+            return remove_old(self._checkpoints, self._keep, self._keep_every, run_prefix(self._launch), needed)
         except OSError as error:
             return [
                 f"could not remove older checkpoints from {self._checkpoints} ({error_reason(error)}); tries again at "

@@ -36,6 +36,7 @@ from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas, state_checksum
 from multihop.pretrain.environment import LAST_STEP, LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
+from multihop.pretrain.run.audits_due import steps_of_audits
 from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from multihop.pretrain.run.files import JOURNAL, ROWS, STATE_CHECKSUM, STOP_FILE, checkpoints_of, read_config
@@ -186,6 +187,7 @@ def _checkpoint_writer(
         f"{resume.run}-{resume.launch}",
         config.checkpoint.keep,
         config.checkpoint.keep_every,
+        needed=lambda: steps_of_audits(run_dir, config),
         before_commit=journal.flush if journal else _ignore,
     )
 

@@ -164,6 +164,33 @@ def flip_a_bit(checkpoint: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_run_audits_its_checkpoints(texts: Path, tmp_path: Path) -> None:
+    """At its end, because its two ranks are all that the machine has room for; retention waits for the audits."""
+    make_workplace(tmp_path, texts, "small", 40)
+    keys = "cluster.workers=2", "checkpoint.save_interval=5", "checkpoint.keep=1"
+    refused = multihop(tmp_path, "train", "recipe.yaml", *keys, "checkpoint.audit.every=12", code=2)
+    assert "audit.every=12 must be a multiple of save_interval=5" in refused
+    audits = (*keys, "checkpoint.audit.every=20")
+    printed = multihop(tmp_path, "train", "recipe.yaml", *audits)
+    run = tmp_path / "runs" / "small"
+    for steps in ("16 to 20", "36 to 40"):
+        assert f"audit     steps {steps}: equal, bit for bit" in printed
+    rows = json_lines(run / "audits.jsonl")
+    assert [(row["first"], row["last"], row["is_equal"]) for row in rows] == [(15, 20, True), (35, 40, True)]
+    steps = [int(path.name.removeprefix("step-")) for path in sorted((run / "checkpoints").glob("step-*"))]
+    assert steps == [15, 20, 35, 40]
+    state = json.loads((run / "tracking.json").read_text())
+    tags = connect(store_uri(tmp_path / "runs")).get_run(state["run_id"]).data.tags
+    assert [each["last"] for each in json.loads(tags["multihop.audits"])] == [20, 40]
+    assert "nothing left to do" in multihop(tmp_path, "train", "recipe.yaml", *audits)
+    flip_a_bit(Path(folder_of_step(str(run / "checkpoints"), 20)))
+    assert f"audit     steps 16 to 20 DIFFER from their replay: see {run}/logs/audits.log" in multihop(
+        tmp_path, "train", "recipe.yaml", *audits
+    )
+    assert "tensors that differ: 1" in (run / "logs" / "audits.log").read_text()
+
+
+@pytest.mark.long
 def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     """Of a checkpoint that is right, and of one whose bit flipped after its checksum was recorded."""
     make_workplace(tmp_path, texts, "small", 20)

@@ -254,6 +254,7 @@ ELSEWHERE = {
     "engine.data_workers": "tests/pretrain/data/test_batches.py::test_processes_that_make_batches_ahead_change_nothing",
     "engine.max_consecutive_nonfinite_steps": "tests/pretrain/run/test_training.py::test_a_run_that_stays_not_finite_"
     "ends_with_the_steps_and_their_samples",
+    "checkpoint.audit.every": "tests/cluster/runs/test_audit.py::test_a_run_audits_its_checkpoints",
     "engine.replica_check_interval": "tests/pretrain/run/test_replica_check.py::test_a_flipped_bit_is_found_before_a_"
     "save_and_a_rerun_loses_only_the_steps_since",
     "engine.hang_timeout_s": "tests/pretrain/run/test_training.py::test_a_silent_rank_is_dumped_and_ended",

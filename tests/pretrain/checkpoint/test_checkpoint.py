@@ -47,6 +47,8 @@ def test_a_checkpoints_whole_life(location: str) -> None:
     folder = save(location, 4, 2, keep=2, keep_every=3)
     assert list_steps(location) == [3, 4] and newest_step(location) == 4 and verify(folder).world_size == 2
     save(location, 5, 2, keep=2, keep_every=3)
+    save(location, 6, 2, keep=1, keep_every=3, needed=lambda: {4})
+    assert list_steps(location) == [3, 4, 6]
     save(location, 6, 2, keep=1, keep_every=3)
     assert list_steps(location) == [3, 6]
     last = folder_of_step(location, 6)

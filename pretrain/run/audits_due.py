@@ -1,0 +1,53 @@
+"""Which checkpoints of a run with checkpoint.audit are still to be audited, and which must be kept for that."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from multihop.common.json_lines import read_rows
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.verify import list_steps
+from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.run.files import AUDITS, checkpoints_of
+
+
+@dataclass(frozen=True)
+class AuditDue:
+    """An audit that has no outcome yet."""
+
+    first: int
+    """Step of the checkpoint to start from; 0: the initial weights."""
+    last: int
+    """Step of the checkpoint to audit."""
+    ranks: int
+    """Number of ranks that saved it, on which its steps are trained again."""
+
+
+def audits_due(run_dir: Path, config: TrainingConfig) -> list[AuditDue]:
+    """The audits that checkpoint.audit asks for and audits.jsonl does not have, oldest first: of committed checkpoints,
+    each from the one before it. A checkpoint that was saved again, after a resume from an earlier one, is audited
+    again."""
+    if config.checkpoint.audit is None:
+        return []
+    checkpoints, every = checkpoints_of(run_dir, config), config.checkpoint.audit.every
+    audited = {row["of"] for row in read_rows(run_dir / AUDITS)}
+    steps = list_steps(checkpoints)
+    due = []
+    for number, step in enumerate(steps):
+        if step % every or (manifest := _manifest(checkpoints, step)) is None or manifest.content_hash() in audited:
+            continue
+        first = next((each for each in reversed(steps[:number]) if _manifest(checkpoints, each)), 0)
+        due.append(AuditDue(first, step, manifest.world_size))
+    return due
+
+
+def steps_of_audits(run_dir: Path, config: TrainingConfig) -> set[int]:
+    """Steps of the checkpoints that the audits that are due start from and compare with."""
+    return {step for due in audits_due(run_dir, config) for step in (due.first, due.last)}
+
+
+def _manifest(checkpoints: str, step: int) -> CheckpointManifest | None:
+    """The manifest of a step; None: it was never committed, or is damaged, which `checkpoints verify` says."""
+    try:
+        return read_checkpoint_manifest(folder_of_step(checkpoints, step))
+    except ValueError:
+        return None

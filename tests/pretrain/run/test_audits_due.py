@@ -1,0 +1,32 @@
+"""Which checkpoints are to be audited, and which are kept for that."""
+
+import json
+from pathlib import Path
+
+from saved_tensors import save
+from worker_runs import recipe
+
+from multihop.common.json_lines import append_row
+from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.run.audits_due import AuditDue, audits_due, steps_of_audits
+from multihop.pretrain.run.files import AUDITS, read_config
+
+
+def test_an_audit_is_due_until_it_has_an_outcome_and_again_for_other_weights(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(
+        json.dumps(recipe(checkpoint__save_interval=2, checkpoint__audit={"every": 4}))
+    )
+    config, checkpoints = read_config(tmp_path), tmp_path / "checkpoints"
+    assert audits_due(tmp_path, config) == []
+    for step in (4, 6, 7, 8):
+        save(checkpoints, step, 2)
+    assert audits_due(tmp_path, config) == [AuditDue(0, 4, 2), AuditDue(7, 8, 2)]
+    assert steps_of_audits(tmp_path, config) == {0, 4, 7, 8}
+    hashes = {step: read_checkpoint_manifest(folder_of_step(str(checkpoints), step)).content_hash() for step in (4, 8)}
+    append_row(tmp_path / AUDITS, {"last": 4, "of": hashes[4], "is_equal": False})
+    append_row(tmp_path / AUDITS, {"last": 8, "of": "of an abandoned launch", "is_equal": True})
+    assert audits_due(tmp_path, config) == [AuditDue(7, 8, 2)]
+    (checkpoints / "step-00000007" / "manifest.json").write_text("damaged")
+    assert audits_due(tmp_path, config) == [AuditDue(6, 8, 2)]
+    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"audit": None})})
+    assert audits_due(tmp_path, config) == [] and steps_of_audits(tmp_path, config) == set()
