@@ -3,6 +3,9 @@
 import re
 from dataclasses import dataclass
 
+USABLE = 0.9
+"""Share of a GPU's memory that is planned for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
+
 
 @dataclass(frozen=True)
 class Gpu:

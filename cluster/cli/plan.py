@@ -15,6 +15,7 @@ import typer
 from multihop.cluster.cli.options import AsJson, Overrides, RecipePath, Runs
 from multihop.cluster.cli.plan_report import GB, cheapest_first, draw, failures_line, table_of, with_failures
 from multihop.common.errors import UserError
+from multihop.common.gpus import USABLE
 
 if TYPE_CHECKING:
     from multihop.cluster.runs.recipe import Recipe
@@ -30,8 +31,6 @@ _PICTURES = (".png", ".svg", ".pdf")
 _ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 1 / 16, 0.5, 100, 64e9
 """Of a GPU that is not known: the share of its bf16 rate that matrix products reach, that of fp32, the share of the
 former which attention reaches, its multiprocessors, and the bytes per second between two of them, by PCIe 5."""
-_USABLE = 0.9
-"""Share of a GPU's memory for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 
 
 @plan_command.command()
@@ -118,7 +117,7 @@ def plan(
     from rich.console import Console
 
     out = Console(width=None if sys.stdout.isatty() else 1000)
-    out.print(table_of(plans, f"{loaded.name} on {kind.name}", _USABLE * kind.memory))
+    out.print(table_of(plans, f"{loaded.name} on {kind.name}", USABLE * kind.memory))
     line = None if failing is None else failures_line(failing, cheapest, price)
     if line is not None:
         out.print(line)
@@ -230,7 +229,7 @@ def _plans(
         "vocabularies": _vocabularies(recipe, prepared),
         "prepared": prepared,
         "gpu": asdict(gpu),
-        "limit_bytes": _USABLE * gpu.memory,
+        "limit_bytes": USABLE * gpu.memory,
     }
     command = [sys.executable, "-m", "multihop.pretrain.plan.worker"]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -65,6 +65,8 @@ class RankPlan:
     device: DeviceType = "cuda"
     prepared: tuple[Path, Path] | None = None
     """Directories of prepared data and its indexes; None: samples are assumed to be as long as the phase allows."""
+    shard_request_dir: Path | None = None
+    """As for `BatchBuilder.open`."""
 
     @cached_property
     def share(self) -> int:
@@ -77,10 +79,15 @@ class RankPlan:
         sizes = self.vocabularies.output, self.vocabularies.source
         return trace_rank(self.config, *sizes, [batch] * count, samples, self.world_size, self.device)
 
+    def bytes_of(self, trace: RankTrace) -> int:
+        """The largest bytes of a step; what is offloaded stays in the same memory on a CPU."""
+        return trace.peak if self.device == "cuda" else max(sum(parts.values()) for parts in trace.peaks.values())
+
     def micro_batch(self, samples: int) -> tuple[Batch, float]:
         """A micro-batch of a number of samples, and the mean number of tokens of such ones."""
         if self.prepared is not None:
-            return prepared_batch(self.config, self.phase, samples, self.world_size, *self.prepared)
+            directories = (*self.prepared, self.shard_request_dir)
+            return prepared_batch(self.config, self.phase, samples, self.world_size, *directories)
         batch = assumed_batch(self.config, self.phase, samples, self.vocabularies.output)
         return batch, float(batch.tokens)
 
@@ -104,7 +111,7 @@ class RankPlan:
     def _fit(self, samples: int, limit: float) -> Fit:
         batch, mean_tokens = self.micro_batch(samples)
         trace = self.trace(batch, samples)
-        fitting, count = samples if trace.peak <= limit else 0, math.ceil(self.share / samples)
+        fitting, count = samples if self.bytes_of(trace) <= limit else 0, math.ceil(self.share / samples)
         # The last one of a step may have fewer samples; those of prepared data were counted with it.
         tokens = mean_tokens * (self.share / samples if self.prepared is None else count)
         return Fit(fitting, count, batch, samples, tokens, trace)
@@ -113,8 +120,7 @@ class RankPlan:
         """Samples that fit, as memory grows between two micro-batches; at least 1."""
         small = max(1, min(_TRACED_TOKENS // self.config.phases[self.phase].seq_len, (self.share - 1) // 2))
         least, most = (
-            self.trace(self.micro_batch(samples)[0], samples).peaks["backward"]["device"]
-            for samples in (small, 2 * small)
+            self.bytes_of(self.trace(self.micro_batch(samples)[0], samples)) for samples in (small, 2 * small)
         )
         further = (limit - least) / (most - least) * small if most > least else self.share
         fitting = min(self.share, max(1, small + math.floor(further)))

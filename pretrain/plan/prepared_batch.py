@@ -13,7 +13,13 @@ _STEPS = 4
 
 
 def prepared_batch(
-    config: TrainingConfig, phase: int, samples: int, world_size: int, data: Path, index: Path
+    config: TrainingConfig,
+    phase: int,
+    samples: int,
+    world_size: int,
+    data: Path,
+    index: Path,
+    shard_request_dir: Path | None = None,
 ) -> tuple[Batch, float]:
     """The micro-batch of rank 0 with the most tokens in the first steps of a phase, and the mean number of tokens.
 
@@ -21,13 +27,16 @@ def prepared_batch(
         samples: Samples of a micro-batch; with `global_batch_tokens` the recipe decides.
         data: Directory of the prepared data.
         index: Directory of the indexes that training uses; those that it lacks are built.
+        shard_request_dir: As for `BatchBuilder.open`; the indexes are there then.
     """
     # The steps of a batch-size ramp may have fewer samples than a micro-batch.
     phases = [each.model_copy(update={"batch_ramp": []}) for each in config.phases]
     config = config.model_copy(update={"phases": phases})
-    build_indexes(index, open_dataset(data), config)
-    builder = BatchBuilder.open(config, data, index, 0, world_size, [samples] * len(phases))
+    if shard_request_dir is None:
+        build_indexes(index, open_dataset(data), config)
+    builder = BatchBuilder.open(config, data, index, 0, world_size, [samples] * len(phases), shard_request_dir)
     first = sum(each.steps for each in phases[:phase])
+    builder.request_shards(first)
     batches = [
         batch
         for step in range(first, first + min(_STEPS, phases[phase].steps))
