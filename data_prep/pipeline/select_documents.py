@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from multihop.common.files import sha256_file
+from multihop.common.files import sha256_file, sha256_json
 from multihop.data_prep.config import DataConfig, DecontaminateConfig, NearDuplicatesConfig
 from multihop.data_prep.duplicates.decontaminate import (
     RULES,
@@ -95,7 +95,7 @@ def drop_copies(work: Path, selections: list[Selection], runner: StageRunner) ->
         for selection in selections
     ]
     runs = runner.outputs("sort", sort_hashes, to_sort)
-    hashes = [run.sha256 for run in runs]
+    hashes = sha256_json([run.sha256 for run in runs])  # once, not for each item
     paths = tuple(run.path for run in runs)
     items = [
         FindCopies(stage_key("copies", [], hashes, low, high), str(work / "copies"), paths, low, high)
@@ -125,7 +125,8 @@ def drop_near_duplicates(
         for selection in selections
     ]
     signatures = runner.outputs("sign", sign_split, to_sign)
-    paths, hashes = [output.path for output in signatures], [output.sha256 for output in signatures]
+    paths = [output.path for output in signatures]
+    hashes = sha256_json([output.sha256 for output in signatures])  # once, not for each item
     tasks = plan_comparisons(sum(output.metadata["documents"] for output in signatures), band_count(config))
     to_compare = [
         CandidatePairs(stage_key("pairs", ["numpy"], hashes, settings, *task), folder, paths, *task, config.threshold)
