@@ -20,6 +20,7 @@ from multihop.common.counter_rng import key_of
 from multihop.eval.config import TrialSettings
 from multihop.eval.finetune.inputs import batches
 from multihop.pretrain.optim.norms import clip_grad_norm_
+from multihop.pretrain.uncompiled import AdamW
 
 _CLIP_NORM = 1.0
 _CURVE_POINTS = 50
@@ -71,7 +72,7 @@ def finetune(
     steps = max(1, round(settings.epochs * steps_an_epoch))
     # One kernel for all parameters: most of a small model's step would be the optimizer's many small operations.
     groups = parameter_groups(model, settings, layer_groups)
-    optimizer = torch.optim.AdamW(groups, lr=settings.lr, fused=True)
+    optimizer = AdamW(groups, lr=settings.lr, fused=True)
     factor = slanted_triangular if settings.schedule == "slanted_triangular" else linear_schedule
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps, settings.warmup_ratio))
     torch.manual_seed(key_of("fine-tuning dropout", seed) >> 1)

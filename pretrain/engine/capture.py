@@ -1,7 +1,7 @@
 """Captures a model's last hidden states, and the queries and keys of its attention, from outside while it runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import SelfAttention, select_tokens
 from multihop.pretrain.models.layers.encoder_decoder import EncoderDecoder
 from multihop.pretrain.models.layers.rotary import rotate
+from multihop.pretrain.uncompiled import is_compiler_loaded
 
 OnStates = Callable[[Tensor], None]
 """Takes the last hidden states (N, H) of all tokens of a micro-batch; for an encoder-decoder, of its targets."""
@@ -40,7 +41,7 @@ def capture_activations(model: Model, on_states: OnStates, on_attention: OnAtten
     else:
         patched.encode = _with_callback(model.encode, on_states)
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if is_compiler_loaded() else nullcontext():
             yield
     finally:
         for name in ("encode", "decode_targets"):

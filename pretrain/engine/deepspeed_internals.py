@@ -9,7 +9,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from multihop.pretrain.models.build import Model, ParamInit
 from multihop.pretrain.optim.norms import squared_norms
 from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.slices import Slice, whole_shape
+from multihop.pretrain.uncompiled import call_directly
 
 TESTED_VERSIONS = ("0.19.8",)
 _GRADIENT_ATTRIBUTES = ("device", "check_overflow", "get_grad_norm_direct")
@@ -78,12 +79,18 @@ def import_deepspeed() -> None:
     """Import DeepSpeed before `initialize` does, because it takes seconds.
 
     Its autotuner imports MLflow where that is installed, which takes most of these seconds, and memory on every rank.
+    A step in ZeRO stages 1 to 3 imports its own Muon, which is not used here, and compiles a function of it.
     """
     is_imported = "mlflow" in sys.modules
     if not is_imported:
         sys.modules["mlflow"] = None  # type: ignore[assignment]  # an import raises ImportError
     try:
-        import deepspeed.runtime.zero.partition_parameters  # noqa: F401
+        with replaced(torch, compile=lambda function, **_: function):
+            import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+        from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+
+        for owner in (coordinator, coordinator.PartitionedParameterCoordinator):  # of stage 3, which cannot be compiled
+            call_directly(owner)
     finally:
         if not is_imported:
             del sys.modules["mlflow"]
@@ -136,7 +143,9 @@ def initialize(
             if param_init:
                 for name, parameter in model.named_parameters():
                     param_init(name, parameter)
-    with _one_optimizer_for_stages_1_and_2(stage):
+    # Stage 3 would import torch's compiler, and cannot be compiled here.
+    hooks = replaced(torch.compiler, disable=lambda function: function) if stage == 3 else nullcontext()
+    with _one_optimizer_for_stages_1_and_2(stage), hooks:
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=build_optimizer(model, config.optimizer),

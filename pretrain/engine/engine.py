@@ -29,6 +29,7 @@ from multihop.pretrain.optim.muon import Muon, StepGroup
 from multihop.pretrain.optim.norms import clip_grad_norm_
 from multihop.pretrain.optim.optimizers import hyperparameters, is_orthogonalized, moments_of
 from multihop.pretrain.optim.slices import whole_shape
+from multihop.pretrain.uncompiled import load_compiler
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -269,6 +270,7 @@ def _no_reduction(tensor: Tensor) -> None:
 def _transform(model: Model, config: EngineConfig) -> None:
     """Apply compilation and activation checkpointing to the layers."""
     if config.compile:
+        load_compiler()
         for layer in model.layers:
             # Dynamic, because the number of tokens differs between batches. `forward` is compiled instead of the layer,
             # so that activation checkpointing calls compiled code: compiled around it, nothing would be, because

@@ -1,11 +1,13 @@
 """Builds the torch module of a recipe's `model` section, with its initial weights."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from multihop.common.counter_rng import key_of
 from multihop.pretrain.models.config import ModelConfig
@@ -19,6 +21,19 @@ ParamInit = Callable[[str, Tensor], None]
 _EMBEDDINGS = ("word.weight", "position.weight", "segment.weight")
 
 
+class _SkipInit(TorchFunctionMode):
+    """Skips torch's initial values, which parameters on the meta device do not have; drawing them there imports torch's
+    compiler."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__ and "tensor" in kwargs:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def build_model_on_meta(config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None) -> Model:
     """The model of a recipe on the meta device: it has names and shapes, and takes no memory.
 
@@ -28,7 +43,7 @@ def build_model_on_meta(config: ModelConfig, vocab_size: int, source_vocab_size:
     """
     module = family_module(config.family, "model")
     model_class: Callable[..., Model] = getattr(module, FAMILIES[config.family].model_class)
-    with torch.device("meta"):
+    with torch.device("meta"), _SkipInit():
         if source_vocab_size is None:
             return model_class(config, vocab_size)
         assert FAMILIES[config.family].translates, "only a translating family has two vocabularies"

@@ -12,6 +12,7 @@ from multihop.pretrain.models.build import uses_weight_decay
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.muon import Muon, adamw_rms_scale, original_scale
 from multihop.pretrain.optim.slices import whole_shape
+from multihop.pretrain.uncompiled import AdamW
 
 _ALIGNED = 8
 """Number of elements in 16 bytes of bf16, which a GPU loads at once."""
@@ -63,7 +64,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     groups = [{"params": each, **own} for each, own in zip(parameters, hyperparameters(config), strict=True)]
     betas, eps = config.betas, config.eps
     if config.name == "adamw":
-        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+        return AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
     if config.name == "lamb":
         return Lamb(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, max_trust_ratio=config.max_trust_ratio)
     assert hidden

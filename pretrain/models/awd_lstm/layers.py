@@ -6,6 +6,7 @@ from torch import Tensor, nn, zeros
 from multihop.pretrain.models.cpu.dropout import keep_mask, keep_probability
 from multihop.pretrain.models.seq2seq.recurrence import State, run_recurrence, run_recurrence_cudnn
 from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
+from multihop.pretrain.uncompiled import uncompiled
 
 _GATES = 4
 
@@ -21,7 +22,7 @@ class WeightDropLstm(nn.Module):
         self.input_bias = nn.Parameter(zeros(_GATES * width))
         self.state_bias = nn.Parameter(zeros(_GATES * width))
 
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, x: Tensor, steps: TimeSteps, state: State | None = None) -> tuple[Tensor, State]:
         """Run all time steps, with one mask of the recurrent weights.
 

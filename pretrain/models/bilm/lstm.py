@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from multihop.pretrain.models.bilm.config import BilmConfig
 from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
+from multihop.pretrain.uncompiled import uncompiled
 
 FORGET_BIAS = 1.0
 """Is added to the forget gate, as by TensorFlow's cell: the state is kept at the beginning of training, when biases are
@@ -43,7 +44,7 @@ class ProjectedLstm(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * cells))
         self.projection = nn.Parameter(torch.empty(width, cells))
 
-    @torch.compiler.disable  # its loop would be compiled again for each batch's lengths
+    @uncompiled  # its loop would be compiled again for each batch's lengths
     def forward(self, x: Tensor, steps: TimeSteps, state: State | None = None) -> tuple[Tensor, State]:
         """Run over all time steps.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multihop.pretrain.device_type import device_type
+from multihop.pretrain.uncompiled import uncompiled
 
 _LEVELS = 2**16
 _CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ def keep_mask(shape: torch.Size, rate: float, device: torch.device = _CPU) -> Te
     return bits.view(torch.int16)[:elements].view(shape) >= round(rate * _LEVELS) - _LEVELS // 2
 
 
-@torch.compiler.disable
+@uncompiled
 def _drop(x: Tensor, rate: float) -> Any:
     return _Drop.apply(x, rate)
 

@@ -12,12 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.keep_mask import draw_seed, dropout_arguments, is_kept
 from multihop.pretrain.models.gpu.kernel import launch, next_power_of_2, tl, triton
+from multihop.pretrain.uncompiled import uncompiled
 
 _PROGRAMS = 16
 """Programs of the backward pass on each multiprocessor; each adds up the gradients of the weights over its rows."""
 
 
-@torch.compiler.disable
+@uncompiled
 def dropout_add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: float) -> Tensor:
     """The layer norm of residual + dropout(x).
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.kernel import launch, tl, triton
+from multihop.pretrain.uncompiled import uncompiled
 
 _BLOCK, _WARPS = 4096, 8
 
 
-@torch.compiler.disable
+@uncompiled
 def fused_gelu(x: Tensor) -> Tensor:
     """GELU of x, bf16 or fp16 of any shape (Hendrycks and Gimpel 2016)."""
     out: Tensor = _Gelu.apply(x)

@@ -15,11 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from multihop.pretrain.models.gpu.keep_mask import draw_seed, dropout_arguments, is_kept
 from multihop.pretrain.models.gpu.kernel import launch, next_power_of_2, tl, triton
+from multihop.pretrain.uncompiled import uncompiled
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@torch.compiler.disable
+@uncompiled
 def short_attention(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, dropout: float
 ) -> Tensor:

@@ -18,6 +18,7 @@ from multihop.pretrain.models.layers.varlen_attention import (
     varlen_attention,
 )
 from multihop.pretrain.packed_tokens import PackedTokens
+from multihop.pretrain.uncompiled import uncompiled
 
 _MAX_PADDING_RATIO = 1 / 8
 """The most padding that a sequence may get in its bucket, as a share of the longest sequence."""
@@ -104,7 +105,7 @@ def _bucket(starts: list[int], lengths: list[int], device: torch.device) -> _Buc
     return _Bucket(indices.to(device), each.to(device), mask)
 
 
-@torch.compiler.disable
+@uncompiled
 def attend(
     query: Tensor,
     key: Tensor,

@@ -15,6 +15,7 @@ from multihop.pretrain.models.cpu.few_queries import few_query_attention
 from multihop.pretrain.models.cpu.padded_batches import PaddedBatch, PaddingIndices, padding_indices
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.varlen_attention import varlen_attention
+from multihop.pretrain.uncompiled import uncompiled
 
 _MAX_PADDING_RATIO = 1 / 8
 """The most padding that a sequence may get in its bucket, as a share of the longest sequence."""
@@ -86,7 +87,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(B, Tq, Q), (B, Tk, K), (B, Tk, V) and a bool (B, Tk), true at the keys to attend to, or None -> (B, Tq, V)."""
 
 
-@torch.compiler.disable
+@uncompiled
 def apply_by_bucket(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, attend: Attend) -> Tensor:
     """Apply `attend` to padded batches of pairs of similar lengths.
 
@@ -109,7 +110,7 @@ def apply_by_bucket(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, att
     return query_indices.unpad(torch.cat(attended))
 
 
-@torch.compiler.disable
+@uncompiled
 def cross_attend(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None = None) -> Tensor:
     """Dot-product attention of each query to the keys of the other sequence of its pair.
 

@@ -24,6 +24,7 @@ from multihop.pretrain.models.seq2seq.recurrence import (
     run_recurrence_cudnn,
 )
 from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
+from multihop.pretrain.uncompiled import uncompiled
 
 
 class RecurrentCell(nn.Module):
@@ -78,7 +79,7 @@ class EncoderLayer(nn.Module):
         self.forwards = RecurrentCell(cell, config.hidden, config.hidden // 2)
         self.backwards = RecurrentCell(cell, config.hidden, config.hidden // 2)
 
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, x: Tensor, steps: TimeSteps) -> tuple[Tensor, State]:
         """x: (Ns, H), in the order of `steps`; the result: (Ns, H), and the last state of both directions (S, H)."""
         cell, width = self.forwards.cell, self.forwards.width
@@ -113,7 +114,7 @@ class Decoder(nn.Module):
         self.readout = nn.Linear(*shape, bias=False) if attends else None
         self.dropout = Dropout(config.dropout)
 
-    @torch.compiler.disable
+    @uncompiled
     def forward(
         self,
         x: Tensor,

@@ -17,6 +17,7 @@ from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import select_tokens
 from multihop.pretrain.models.xlnet.config import XlnetConfig
 from multihop.pretrain.packed_tokens import PackedTokens
+from multihop.pretrain.uncompiled import uncompiled
 
 EPS = 1e-12
 _MEMORY = -2
@@ -196,7 +197,7 @@ class TwoStreamAttention(nn.Module):
             of_content = self.output(select_tokens(of_content, token_indices))
         return of_content, None if of_query is None else self.output(of_query)
 
-    @torch.compiler.disable
+    @uncompiled
     def _attend(
         self,
         content: Tensor | None,

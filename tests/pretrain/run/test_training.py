@@ -139,12 +139,15 @@ def test_neither_ray_nor_mlflow_nor_a_tokenizer_is_loaded(bert_data: Path, tmp_p
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "[]"
 
 
-def test_training_needs_no_extra(bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_needs_no_extra_and_no_compiler(
+    bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in without_extras(tmp_path).items():
         monkeypatch.setenv(name, value)
     refused = subprocess.run([sys.executable, "-c", "import mlflow"], capture_output=True, text=True)
     assert "import of mlflow halted" in refused.stderr
-    finish(tmp_path / "run", bert_data, 1, phases__0__steps=2)
+    for stage in (0, 2, 3):
+        finish(tmp_path / str(stage), bert_data, 1, phases__0__steps=2, engine__zero_stage=stage)
 
 
 def test_another_run_begins_with_the_weights_of_the_first(in_one_go: Path, bert_data: Path, tmp_path: Path) -> None:
