@@ -22,10 +22,12 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import Model, ParamInit
+from multihop.pretrain.optim.lamb import Lamb
+from multihop.pretrain.optim.muon import Muon
 from multihop.pretrain.optim.norms import squared_norms
 from multihop.pretrain.optim.optimizers import build_optimizer
 from multihop.pretrain.optim.slices import Slice, whole_shape
-from multihop.pretrain.uncompiled import call_directly
+from multihop.pretrain.uncompiled import AdamW, call_directly
 
 TESTED_VERSIONS = ("0.19.8",)
 _GRADIENT_ATTRIBUTES = ("device", "check_overflow", "get_grad_norm_direct")
@@ -112,7 +114,9 @@ def initialize(
     """
     import_deepspeed()
     import deepspeed
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS as known
 
+    known += [each for each in (AdamW, Lamb, Muon) if each not in known]  # else it warns of untested ones
     _warn_if_untested(version("deepspeed"))
     stage = config.engine.zero_stage
     # DeepSpeed calls deprecated functions of torch.distributed: a warning for each collective.
