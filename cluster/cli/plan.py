@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from multihop.cluster.cli.options import AsJson, Overrides, RecipePath, Runs
-from multihop.cluster.cli.plan_report import GB, cheapest_first, draw, failures_line, table_of, with_failures
+from multihop.cluster.cli.plan_report import (
+    GB,
+    cheapest_first,
+    draw,
+    failures_line,
+    table_of,
+    table_of_probe,
+    with_failures,
+)
 from multihop.common.errors import UserError
 from multihop.common.gpus import USABLE
 
@@ -40,6 +48,9 @@ def plan(
     gpus: Annotated[
         str, typer.Option(metavar="N[,N…]", help="Number of GPUs, or several numbers to compare, such as 8,16,32.")
     ] = "8",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Time twenty real steps of a rank on this machine's GPU or CPU instead.")
+    ] = False,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="Kind of GPU, for example H100 or A100-80.")] = "H100",
     gpu_memory: Annotated[
         float | None, typer.Option(metavar="GB", min=1, help="Memory of a GPU, if it is another or not known.")
@@ -77,6 +88,11 @@ def plan(
     from multihop.cluster.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
+    if probe:
+        if sweep or picture is not None:
+            raise UserError("--probe measures one setting on this machine; remove --sweep and --picture")
+        _probe(loaded, _numbers(gpus), nodes, runs, price, as_json)
+        return
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
     numbers = _numbers(gpus)
     for option, value in (("--failures", failures), ("--store", store), ("--price", price or 0.0)):
@@ -126,6 +142,43 @@ def plan(
     if loaded.engine.offload != "none":
         out.print(_OFFLOADED)
     _draw(plans, price, picture)
+
+
+def _probe(recipe: "Recipe", numbers: list[int], nodes: int, runs: Path, price: float | None, as_json: bool) -> None:
+    """Print what real steps on this machine say of a run on several such devices."""
+    from rich.console import Console
+
+    from multihop.cluster.runs.find_data import index_folder_of, prepared_data
+    from multihop.pretrain.config import TrainingConfig
+
+    if len(numbers) > 1:
+        raise UserError(f"--gpus={','.join(map(str, numbers))}: --probe measures one setting; give one number")
+    (ranks,) = numbers
+    nodes = _nodes_of(numbers, nodes)[ranks]
+    _check_samples(recipe, ranks)
+    data = prepared_data(recipe, runs)
+    with index_folder_of(runs / recipe.name) as index:
+        prepared = None if data is None else (str(data), str(index))
+        request = {
+            "recipe": recipe.model_dump(mode="json", include=set(TrainingConfig.model_fields)),
+            "world_size": ranks,
+            "hosts": nodes,
+            "vocabularies": _vocabularies(recipe, prepared),
+            "prepared": prepared,
+        }
+        phases = list(_answers("multihop.pretrain.plan.probe", request))
+    for each in phases:
+        each["hours"] = [seconds / 3600 for seconds in each["phase_s"]] if each["micro_batch_size"] else None
+        each["cost"] = None if price is None or each["hours"] is None else each["hours"][1] * ranks * price
+    if as_json:
+        print(json.dumps({"ranks": ranks, "phases": phases}, indent=1))
+        return
+    out = Console(width=None if sys.stdout.isatty() else 1000)
+    out.print(table_of_probe(phases, recipe.name, ranks))
+    if ranks > 1:
+        out.print("Steps of one rank: what ranks send to each other is not in the times.")
+    if data is None:
+        out.print(_ASSUMED)
 
 
 def _draw(plans: list[dict[str, Any]], price: float | None, picture: Path | None) -> None:
@@ -231,7 +284,12 @@ def _plans(
         "gpu": asdict(gpu),
         "limit_bytes": USABLE * gpu.memory,
     }
-    command = [sys.executable, "-m", "multihop.pretrain.plan.worker"]
+    yield from _answers("multihop.pretrain.plan.worker", request)
+
+
+def _answers(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines that a module writes in a process of its own."""
+    command = [sys.executable, "-P", "-m", module]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert worker.stdin is not None and worker.stdout is not None
     json.dump(request, worker.stdin)

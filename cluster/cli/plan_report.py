@@ -124,6 +124,35 @@ def table_of(plans: list[dict[str, Any]], title: str, usable: float) -> "Table":
     return table
 
 
+def table_of_probe(phases: list[dict[str, Any]], name: str, ranks: int) -> "Table":
+    """A row for each phase, with what was measured from the 10th to the 90th percentile."""
+    from rich.table import Table
+
+    columns = ("ranks", "phase", "seq_len", "micro-batch", "accumulation", "memory, planned", "step time", "tokens/s")
+    table = Table(*columns, "MFU", "time", "cost", title=f"{name} on this machine", box=None)
+    for phase in phases:
+        first = [str(ranks), str(phase["phase"])]
+        memory = f"{phase['bytes'] / GB:,.1f} of {phase['limit_bytes'] / GB:,.1f} GB"
+        if not phase["micro_batch_size"]:
+            table.add_row(*first, "", "does not fit", "", memory)
+            continue
+        low, middle, high = (1000 * seconds for seconds in phase["step_s"])
+        least, hours, most = phase["hours"]
+        table.add_row(
+            *first,
+            str(phase["seq_len"]),
+            str(phase["micro_batch_size"]),
+            str(phase["micro_batches"]),
+            memory,
+            f"{middle:,.0f} ms ({low:,.0f} to {high:,.0f})",
+            f"{phase['tokens_per_s']:,.0f}",
+            f"{phase['mfu']:.0%}",
+            f"{hours:,.1f} h ({least:,.1f} to {most:,.1f})",
+            "" if phase["cost"] is None else f"{phase['cost']:,.0f}",
+        )
+    return table
+
+
 def draw(plans: list[dict[str, Any]], price: float | None, out: Path) -> None:
     """Draw the cost of each setting that fits against its time."""
     import matplotlib as mpl

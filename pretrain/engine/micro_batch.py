@@ -58,12 +58,12 @@ def micro_batch_sizes(
     for number, phase in enumerate(config.phases):
         conditions = _conditions(config, run_dir, ranks, number)
         key = sha256_json(conditions)[:16]
-        usable = ranks.all_reduce_min(int(_usable_bytes(ranks)))
+        usable = ranks.all_reduce_min(int(usable_bytes(ranks.device, _ranks_on_host(ranks))))
 
         def find(key: str = key, usable: int = usable, number: int = number, conditions: Any = conditions) -> None:
             if not _fits(cache.get(key), usable):
                 request = _request(config, run_dir, ranks, number, usable, shard_request_dir)
-                cache[key] = _ask_worker(request) | conditions
+                cache[key] = largest_micro_batch(request) | conditions
 
         ranks.run_on_rank_zero(find)
         samples = ranks.broadcast(cache[key]["samples"] if ranks.rank == 0 else 0)
@@ -123,8 +123,12 @@ def _request(
     }
 
 
-def _ask_worker(request: "Request") -> dict[str, Any]:
-    """Plan in a process of its own, which sees no GPU."""
+def largest_micro_batch(request: "Request") -> dict[str, Any]:
+    """The answer of `multihop.pretrain.plan.micro_batch_worker`, a process of its own that sees no GPU.
+
+    Raises:
+        UserError: the recipe cannot be planned.
+    """
     command = [sys.executable, "-P", "-m", "multihop.pretrain.plan.micro_batch_worker"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=environment)
@@ -147,9 +151,9 @@ def _ranks_on_host(ranks: Ranks) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
 
 
-def _usable_bytes(ranks: Ranks) -> float:
-    """Free memory of this rank's GPU, or its share of the host's, without the reserve."""
-    if ranks.device.type == "cuda":
+def usable_bytes(device: torch.device, ranks_on_host: int) -> float:
+    """Free memory of a rank's GPU, or its share of the host's, without the reserve."""
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-        return USABLE * torch.cuda.mem_get_info(ranks.device)[0]
-    return _HOST_MEMORY_SHARE * available_memory() / _ranks_on_host(ranks)
+        return USABLE * torch.cuda.mem_get_info(device)[0]
+    return _HOST_MEMORY_SHARE * available_memory() / ranks_on_host

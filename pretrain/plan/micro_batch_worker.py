@@ -30,8 +30,8 @@ class Request(TypedDict):
     vocabularies: list[int | None]
     """The fields of `Vocabularies`."""
     device: DeviceType
-    prepared: list[str]
-    """Directories of the prepared data and of its indexes."""
+    prepared: list[str] | None
+    """Directories of the prepared data and of its indexes; None: samples are assumed to be full."""
     shard_requests: NotRequired[str | None]
     """As `shard_request_dir` of `BatchBuilder.open`."""
     limit_bytes: float
@@ -41,7 +41,7 @@ def main() -> None:
     request: Request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
     logging.disable(logging.WARNING)
-    data, index = map(Path, request["prepared"])
+    prepared = None if request["prepared"] is None else (Path(request["prepared"][0]), Path(request["prepared"][1]))
     output, source = request["vocabularies"]
     assert output is not None
     shards = request.get("shard_requests")
@@ -51,7 +51,7 @@ def main() -> None:
         request["world_size"],
         Vocabularies(output, source),
         request["device"],
-        (data, index),
+        prepared,
         Path(shards) if shards else None,
     )
     try:

@@ -89,6 +89,18 @@ def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: P
     assert picture.stat().st_size > 0
 
 
+def test_real_steps_on_this_machine(recipe: Path) -> None:
+    found = plan(recipe, "--probe", "--gpus", "2")
+    first, second = found["phases"]
+    assert (first["micro_batch_size"], second["micro_batch_size"]) == (32, 16)
+    for phase in (first, second):
+        low, middle, high = phase["step_s"]
+        assert 0 < low <= middle <= high and 0 < phase["mfu"] and 0 < phase["bytes"] < phase["limit_bytes"]
+        assert phase["hours"] == [seconds / 3600 for seconds in phase["phase_s"]]
+    # A tenth of the first phase's steps has a quarter of the samples.
+    assert 900 < first["phase_s"][1] / first["step_s"][1] <= 1000 and second["phase_s"][1] == 100 * second["step_s"][1]
+
+
 def test_what_does_not_fit_says_so(recipe: Path) -> None:
     result = CliRunner().invoke(
         app,
@@ -119,6 +131,8 @@ def test_what_does_not_fit_says_so(recipe: Path) -> None:
             "--gpus=13 cannot be divided among 2 nodes of 8 GPUs",
         ),
         (["--failures", "inf"], "--failures=inf is not finite"),
+        (["--probe", "--sweep"], "--probe measures one setting on this machine; remove --sweep and --picture"),
+        (["--probe", "--gpus", "1,2"], "--gpus=1,2: --probe measures one setting; give one number"),
         (["--picture", "no/such/directory.png"], "in a directory that exists"),
         (["--gpu", "V100-32"], "engine.precision=bf16: a V100 32GB has none"),
         (["--gpus", "128"], "--gpus=128 exceeds phases"),
