@@ -51,9 +51,9 @@ def audit_command(
 ) -> None:
     """Prove a checkpoint by training its steps again. Exit code 1: some bits differ."""
     location = locate_run(run, runs)
-    if "://" in location:
-        raise UserError(f"{location} is in an object store, where a run cannot be audited yet; give a run's directory")
-    raise typer.Exit(show_audit(Path(location), first, last, address, bisect, as_json))
+    if "://" in location and address is not None:
+        raise UserError(f"--address={address}: a run in an object store is audited on this machine; remove it")
+    raise typer.Exit(show_audit(location, first, last, address, bisect, as_json))
 
 
 @checkpoints_app.command("average")
@@ -149,13 +149,17 @@ def show_results(location: str, as_json: bool) -> int:
 
 
 def show_audit(
-    run_dir: Path, first: int | None, last: int | None, address: str | None, bisect: bool, as_json: bool
+    location: str, first: int | None, last: int | None, address: str | None, bisect: bool, as_json: bool
 ) -> int:
     """Audit, and print the outcome; returns the exit code, 1 if something differs."""
     from multihop.cluster.runs.audit import audit
+    from multihop.cluster.runs.audit_in_store import audit_in_store
 
     started = time.monotonic()
-    outcome = audit(run_dir, first, last, address, bisect)
+    if "://" in location:
+        outcome = audit_in_store(location, first, last, bisect)
+    else:
+        outcome = audit(Path(location), first, last, address, bisect)
     if as_json:
         print(json.dumps(asdict(outcome), indent=1))
         return 0 if outcome.is_equal else 1

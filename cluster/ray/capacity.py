@@ -140,6 +140,15 @@ class Capacity:
             )
 
 
+def has_free_room(ranks: int) -> bool:
+    """Return whether the cluster has CPUs, or GPUs if a node has some, for these ranks beside all tasks and actors."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    kind = "GPU" if any("GPU" in resources for resources in nodes) else "CPU"
+    return sum(int(free.get(kind, 0)) for free in free_resources().values()) >= ranks
+
+
 class ScaleUpPolicy:
     """Compares what a restart costs, as the last start did, with the time that more ranks would save.
 

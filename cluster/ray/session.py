@@ -60,6 +60,14 @@ def ray_session(address: str | None, workers: int) -> Iterator[None]:
         yield
 
 
+def session_address() -> str:
+    """Return the address of the cluster of the present session, HOST:PORT."""
+    import ray
+
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
 @contextmanager
 def _initialize(start: Callable[[], None]) -> Iterator[None]:
     """Initialize Ray with `start` and shut it down after the block, both in a dedicated thread.

@@ -23,6 +23,7 @@ from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.difference import TensorDifference, differing_counters, differing_tensors
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.owner import IDENTITY
 from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import list_steps, verify
 from multihop.pretrain.data.phases import total_steps
@@ -32,7 +33,7 @@ from multihop.pretrain.run.changes import CHANGES
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUM, checkpoints_of, read_config
 
 _LINKED = ("data", "index")
-_COPIED = (CHANGES, CACHE_FILE, "identity")
+_COPIED = (CHANGES, CACHE_FILE, IDENTITY)
 """Files that the replay needs: allowed changes, measured micro-batch sizes, and the id of the run that wrote the
 checkpoint which it resumes from."""
 _SAME_BITS = ("world_size", "device", "threads")
@@ -90,7 +91,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     """
     config = read_config(run_dir)
     checkpoints = checkpoints_of(run_dir, config)
-    first, last = _steps(checkpoints, first, last)
+    first, last = steps_to_replay(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
     with replay_folder(run_dir, first, expected, bisect) as folder:
         _replay(run_dir, folder, expected, address)
@@ -236,8 +237,8 @@ def _merged(tree: Any, changes: Any) -> Any:
     return changes
 
 
-def _steps(checkpoints: str, first: int | None, last: int | None) -> tuple[int, int]:
-    """The steps to replay from and to."""
+def steps_to_replay(checkpoints: str, first: int | None, last: int | None) -> tuple[int, int]:
+    """The steps to replay from and to; raises UserError if there are no such checkpoints."""
     steps = []
     for step in list_steps(checkpoints):
         try:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.watch import free_resources, ranks_by_node
+from multihop.cluster.ray.capacity import has_free_room
+from multihop.cluster.ray.session import session_address
+from multihop.cluster.ray.watch import ranks_by_node
 from multihop.cluster.runs.audit import tag_audits
 from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import DONE
@@ -80,7 +82,7 @@ class _Audits(threading.Thread):
             else:
                 if due is None and self._is_finishing.is_set():
                     return
-            has_room = due is not None and (self._is_finishing.is_set() or _has_room(due.ranks))
+            has_room = due is not None and (self._is_finishing.is_set() or has_free_room(due.ranks))
             if due is not None and has_room and (self._is_finishing.is_set() or due == had_room):
                 self._audit(due)
                 had_room = None
@@ -94,12 +96,9 @@ class _Audits(threading.Thread):
 
     def _audit(self, due: AuditDue) -> None:
         """Audit a checkpoint in another process, with a Ray job of its own; the outcome is in audits.jsonl."""
-        import ray
-
-        address = ray.get_runtime_context().gcs_address
         steps = f"steps {due.first + 1:,} to {due.last:,}"
         command = [sys.executable, "-P", "-m", "multihop.cluster.cli.main", "checkpoints", "audit", str(self._folder)]
-        command += ["--from", str(due.first), "--to", str(due.last), "--address", address]
+        command += ["--from", str(due.first), "--to", str(due.last), "--address", session_address()]
         log = self._folder / "logs" / LOG
         self._print(f"audit     {steps} are trained again")
         with log.open("ab") as output:
@@ -131,15 +130,6 @@ class _Audits(threading.Thread):
         if sentence != self._printed:
             console.print(sentence)
         self._printed = sentence
-
-
-def _has_room(ranks: int) -> bool:
-    """Whether the cluster has CPUs, or GPUs if a node has some, that no task or actor has reserved, for these ranks."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    kind = "GPU" if any("GPU" in resources for resources in nodes) else "CPU"
-    return sum(int(free.get(kind, 0)) for free in free_resources().values()) >= ranks
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:

@@ -77,8 +77,8 @@ def run_stages(
     """
     if remote and recipe.checkpoint.audit:
         raise UserError(
-            "checkpoint.audit: a run in an object store cannot be audited yet; remove it, or give --runs a directory "
-            "that all nodes share"
+            "checkpoint.audit: a run in an object store does not audit itself; remove it, and use `multihop "
+            "checkpoints audit` when the run has ended"
         )
     tasks = check_evaluation(recipe) if "eval" in wanted else ()
     tracking_uri = store_uri(runs, recipe.tracking.uri)

@@ -14,7 +14,7 @@ from multihop.common.files import canonical_json, json_object, open_regular
 from multihop.common.s3 import no_conditional_writes
 from multihop.common.storage import open_folder
 
-_IDENTITY = "identity"
+IDENTITY = "identity"
 """File in a run's folder with the run's id."""
 _OWNER = "owner"
 """File next to the checkpoints that names their run."""
@@ -106,11 +106,11 @@ def read_owner(location: str) -> Owner | None:
 
 def _owner_of(run_dir: Path) -> Owner:
     """The run of a folder; assigns an id if it has none."""
-    path = run_dir / _IDENTITY
+    path = run_dir / IDENTITY
     advice = "restore it from a copy; without it, this is another run than the one that owns checkpoint.location"
     if not path.exists():
         content = canonical_json({"run": secrets.token_hex(16)})
-        open_folder(str(run_dir)).create(_IDENTITY, content, secrets.token_hex(4))
+        open_folder(str(run_dir)).create(IDENTITY, content, secrets.token_hex(4))
     with open_regular(path) as file:
         data = file.read(1000)
         inode = os.fstat(file.fileno()).st_ino
@@ -126,12 +126,12 @@ def _owner_of(run_dir: Path) -> Owner:
 def _owner_of_remote_run(location: str) -> Owner:
     """Return the run at a location in an object store, which gets an id if it has none."""
     folder = open_folder(location)
-    folder.create(_IDENTITY, canonical_json({"run": secrets.token_hex(16)}), secrets.token_hex(4))
-    content = json_object(folder.read_bytes(_IDENTITY), f"{location}/{_IDENTITY}")
+    folder.create(IDENTITY, canonical_json({"run": secrets.token_hex(16)}), secrets.token_hex(4))
+    content = json_object(folder.read_bytes(IDENTITY), f"{location}/{IDENTITY}")
     try:
         return Owner(run=str(content.get("run")), host="", run_dir=location, inode=0)
     except ValidationError:
-        raise UserError(f"{location}/{_IDENTITY} does not say which run this is; restore it from a copy") from None
+        raise UserError(f"{location}/{IDENTITY} does not say which run this is; restore it from a copy") from None
 
 
 def _json_of(owner: Owner) -> bytes:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -18,10 +18,8 @@ from multihop.common.gpus import USABLE
 from multihop.common.machine import available_memory, total_memory
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.device_type import DeviceType
 from multihop.pretrain.engine.ranks import Ranks
-
-if TYPE_CHECKING:
-    from multihop.pretrain.plan.micro_batch_worker import Request
 
 CACHE_FILE = "micro_batch.json"
 """File in the run directory with the micro-batch sizes that were found, and what they depend on."""
@@ -30,6 +28,23 @@ _HOST_MEMORY_SHARE = 0.5
 """Share of a host's free memory that is used: other processes need the rest."""
 
 log = logging.getLogger("multihop")
+
+
+class Request(TypedDict):
+    """What decides the largest micro-batch."""
+
+    recipe: dict[str, object]
+    """The sections of `TrainingConfig`."""
+    phase: int
+    world_size: int
+    vocabularies: list[int | None]
+    """The fields of `Vocabularies`."""
+    device: DeviceType
+    prepared: list[str] | None
+    """Directories of the prepared data and of its indexes; None: samples are assumed to be full."""
+    shard_requests: NotRequired[str | None]
+    """As `shard_request_dir` of `BatchBuilder.open`."""
+    limit_bytes: float
 
 
 def micro_batch_sizes(
@@ -109,7 +124,7 @@ def _conditions(config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int)
 
 def _request(
     config: TrainingConfig, run_dir: Path, ranks: Ranks, phase: int, limit_bytes: int, shard_request_dir: Path | None
-) -> "Request":
+) -> Request:
     data = read_data_manifest(run_dir / "data")
     return {
         "recipe": config.model_dump(mode="json"),
@@ -123,7 +138,7 @@ def _request(
     }
 
 
-def largest_micro_batch(request: "Request") -> dict[str, Any]:
+def largest_micro_batch(request: Request) -> dict[str, Any]:
     """The answer of `multihop.pretrain.plan.micro_batch_worker`, a process of its own that sees no GPU.
 
     Raises:

@@ -10,31 +10,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
 
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.device_type import DeviceType
+from multihop.pretrain.engine.micro_batch import Request
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies
-
-
-class Request(TypedDict):
-    """What decides the largest micro-batch."""
-
-    recipe: dict[str, object]
-    """The sections of `TrainingConfig`."""
-    phase: int
-    world_size: int
-    vocabularies: list[int | None]
-    """The fields of `Vocabularies`."""
-    device: DeviceType
-    prepared: list[str] | None
-    """Directories of the prepared data and of its indexes; None: samples are assumed to be full."""
-    shard_requests: NotRequired[str | None]
-    """As `shard_request_dir` of `BatchBuilder.open`."""
-    limit_bytes: float
 
 
 def main() -> None:

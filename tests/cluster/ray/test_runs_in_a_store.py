@@ -70,6 +70,16 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
     assert [row["step"] for row in json_lines(copy / "launches.jsonl")][1] >= 30
     assert (copy / "data" / "manifest.json").read_bytes() == (local / "data" / "manifest.json").read_bytes()
     assert "nothing left to do" in multihop(tmp_path, "train", *RECIPE, *options)
+
+    # An audit on a machine that has nothing of it.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "auditor"))
+    printed = multihop(tmp_path, "checkpoints", "audit", f"{runs}/shared")
+    assert "equal     all weights, moments and counters" in printed and "fetched from" in printed
+    (row,) = open_folder(f"{runs}/shared").read_bytes("audits.jsonl").splitlines()
+    assert json.loads(row)["last"] == STEPS
+    refused = multihop(tmp_path, "checkpoints", "audit", f"{runs}/nothing", code=2)
+    assert "is not a run, because it has no recipe.json" in refused
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))
     tasks = ["eval.tasks=[heldout-perplexity]", "eval.seeds=[0]", "eval.inits=[pretrained]"]
     multihop(tmp_path, "eval", *RECIPE, *tasks, *options)
     (row,) = json_lines(copy / "eval" / "results.jsonl")
