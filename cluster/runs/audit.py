@@ -36,8 +36,8 @@ _LINKED = ("data", "index")
 _COPIED = (CHANGES, CACHE_FILE, IDENTITY)
 """Files that the replay needs: allowed changes, measured micro-batch sizes, and the id of the run that wrote the
 checkpoint which it resumes from."""
-_SAME_BITS = ("world_size", "device", "threads")
-"""Fields of launches.jsonl that, beside the versions, must be equal for equal bits."""
+_SAME_BITS = ("world_size", "device", "threads", "micro_batch_sizes")
+"""Fields of launches.jsonl that, beside the versions, must be equal for equal bits; older launches lack some."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,9 @@ def _differing_conditions(replay: Row, launches: list[Row], first: int, last: in
 
 def _conditions_of(launch: Row) -> Row:
     """What decides a launch's bits, by name; launches of older versions of multihop did not record the libraries."""
-    return {name: launch.get(name) for name in _SAME_BITS} | launch.get("versions", {"versions": "not recorded"})
+    return {name: launch[name] for name in _SAME_BITS if name in launch} | launch.get(
+        "versions", {"versions": "not recorded"}
+    )
 
 
 def _ignore(row: Row) -> None:

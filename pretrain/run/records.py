@@ -98,6 +98,7 @@ def append_launch(
     step: int,
     rejected: list[str],
     rate: float,
+    micro_batch_sizes: list[int],
     times: LaunchTimes,
 ) -> None:
     """Append this launch to launches.jsonl.
@@ -108,6 +109,7 @@ def append_launch(
         step: Step of the checkpoint that it resumes from; 0: none.
         rejected: Sentences about newer checkpoints that were rejected.
         rate: Measured floating-point operations per second of a matrix product on this rank's device.
+        micro_batch_sizes: Samples of a micro-batch, by phase.
     """
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else cpu_model()
     datasheet = datasheet_rate(device)
@@ -120,6 +122,7 @@ def append_launch(
         "host": socket.gethostname(),
         "device": device,
         "threads": torch.get_num_threads(),
+        "micro_batch_sizes": micro_batch_sizes,
         "matmul_tflops_per_s": rate / 1e12,
         "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
         "versions": installed_versions(),

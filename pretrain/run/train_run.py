@@ -105,7 +105,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         times.lap("restore_s")
         first_step = max(0, resume.step)
         nodes = round(totals["nodes"])
-        append_launch(run_dir / "launches.jsonl", ranks, nodes, resume.launch, first_step, resume.rejected, rate, times)
+        path, rejected = run_dir / "launches.jsonl", resume.rejected
+        append_launch(path, ranks, nodes, resume.launch, first_step, rejected, rate, sizes, times)
     last = min(total_steps(config.phases), int(os.environ.get(LAST_STEP, sys.maxsize)))
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:
