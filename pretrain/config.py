@@ -164,7 +164,7 @@ class EngineConfig(Section):
     precision: Annotated[Literal["fp32", "bf16", "fp16"], UPDATES | MEMORY] = "fp32"
     """Precision of the model; the optimizer updates fp32 weights. fp16 uses a dynamic loss scale."""
     micro_batch_size: Annotated[int | Literal["auto"], SPEED] = 32
-    """Samples per forward pass of a rank; auto: as many as fit into memory, measured at the first start."""
+    """Samples per forward pass of a rank; auto: as many as fit into memory, planned at the first start."""
     micro_batch_tokens: Annotated[int | None, SPEED] = Field(default=None, ge=8)
     """With phases[].global_batch_tokens, instead of `micro_batch_size`: maximum tokens of each side in a rank's forward
     pass; null: the rank's whole share."""

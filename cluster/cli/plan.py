@@ -46,8 +46,13 @@ def plan(
     recipe: RecipePath,
     overrides: Overrides = None,
     gpus: Annotated[
-        str, typer.Option(metavar="N[,N…]", help="Number of GPUs, or several numbers to compare, such as 8,16,32.")
-    ] = "8",
+        str | None,
+        typer.Option(
+            metavar="N[,N…]",
+            help="Number of GPUs, or several numbers to compare, such as 8,16,32. Default: 8, with --probe 1.",
+            show_default=False,
+        ),
+    ] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Time twenty real steps of a rank on this machine's GPU or CPU instead.")
     ] = False,
@@ -91,10 +96,10 @@ def plan(
     if probe:
         if sweep or picture is not None:
             raise UserError("--probe measures one setting on this machine; remove --sweep and --picture")
-        _probe(loaded, _numbers(gpus), nodes, runs, price, as_json)
+        _probe(loaded, _numbers(gpus or "1"), nodes, runs, price, as_json)
         return
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
-    numbers = _numbers(gpus)
+    numbers = _numbers(gpus or "8")
     for option, value in (("--failures", failures), ("--store", store), ("--price", price or 0.0)):
         if not math.isfinite(value):
             raise UserError(f"{option}={value} is not finite; give a number")

@@ -140,13 +140,27 @@ class Capacity:
             )
 
 
+def has_gpus() -> bool:
+    """Return whether a live node has GPUs."""
+    return any("GPU" in resources for resources in _resources())
+
+
+def has_room_for(ranks: int) -> bool:
+    """Return whether the live nodes have CPUs, or GPUs if one has some, for these ranks, beside nothing else."""
+    kind = "GPU" if has_gpus() else "CPU"
+    return sum(int(resources.get(kind, 0)) for resources in _resources()) >= ranks
+
+
 def has_free_room(ranks: int) -> bool:
-    """Return whether the cluster has CPUs, or GPUs if a node has some, for these ranks beside all tasks and actors."""
+    """Return whether there is room for these ranks beside all tasks and actors."""
+    kind = "GPU" if has_gpus() else "CPU"
+    return sum(int(free.get(kind, 0)) for free in free_resources().values()) >= ranks
+
+
+def _resources() -> list[dict[str, float]]:
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    kind = "GPU" if any("GPU" in resources for resources in nodes) else "CPU"
-    return sum(int(free.get(kind, 0)) for free in free_resources().values()) >= ranks
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 class ScaleUpPolicy:

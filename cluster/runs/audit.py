@@ -6,7 +6,10 @@ core, and steps that were trained with other settings than the recipe's.
 """
 
 import json
+import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +31,19 @@ from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import list_steps, verify
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
-from multihop.pretrain.environment import LAST_STEP
+from multihop.pretrain.environment import LAST_STEP, MICRO_BATCH_SIZES
 from multihop.pretrain.run.changes import CHANGES
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUM, checkpoints_of, read_config
 
+PARENT = "MULTIHOP_AUDIT_PARENT"
+"""Environment variable with the process of which this audit is a part, and with which it ends; not set if a user
+started it."""
+PLACE = ".audit"
+"""Folder in the run's in which steps are trained again; locked by the audit."""
+_PARENT_POLL_S = 1.0
 _LINKED = ("data", "index")
 _COPIED = (CHANGES, CACHE_FILE, IDENTITY)
-"""Files that the replay needs: allowed changes, measured micro-batch sizes, and the id of the run that wrote the
+"""Files that the replay needs: allowed changes, planned micro-batch sizes, and the id of the run that wrote the
 checkpoint which it resumes from."""
 _SAME_BITS = ("world_size", "device", "threads", "micro_batch_sizes")
 """Fields of launches.jsonl that, beside the versions, must be equal for equal bits; older launches lack some."""
@@ -89,20 +98,35 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
         UserError: there are no such checkpoints, one is damaged, or they were made from other data.
         TrainingFailed: the replay failed.
     """
+    _end_with_parent()
     config = read_config(run_dir)
     checkpoints = checkpoints_of(run_dir, config)
     first, last = steps_to_replay(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
     with replay_folder(run_dir, first, expected, bisect) as folder:
-        _replay(run_dir, folder, expected, address)
+        _replay(run_dir, folder, first, expected, address)
         outcome, rows = compare_replay(run_dir, folder, first, expected), read_rows(folder / "metrics.jsonl")
     if bisect and not outcome.is_equal:
         with replay_folder(run_dir, first, expected, bisect) as folder:
-            _replay(run_dir, folder, expected, address)
+            _replay(run_dir, folder, first, expected, address)
             outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
     append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
     _publish(run_dir)
     return outcome
+
+
+def _end_with_parent() -> None:
+    """Have this process end as by SIGTERM once the process that started it in the background is gone."""
+    parent = os.environ.get(PARENT)
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(_PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _publish(run_dir: Path) -> None:
@@ -124,13 +148,16 @@ def tag_audits(run_dir: Path) -> None:
     tag_run(run_dir, uri, AUDITS_TAG, json.dumps(audits_of(run_dir)))
 
 
-def _replay(run_dir: Path, folder: Path, expected: CheckpointManifest, address: str | None) -> None:
+def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest, address: str | None) -> None:
     from multihop.cluster.ray.session import ray_session
     from multihop.cluster.ray.train_driver import train_on_ray
 
     ranks, last, replayed = expected.world_size, expected.step, str(folder / "checkpoints")
+    environment, variables = {LAST_STEP: str(last)}, _variables_of(run_dir)
+    launch = _launches_of(read_rows(run_dir / "launches.jsonl"), first)[0]
+    if "micro_batch_sizes" in launch:  # else `auto` may find less memory free than the run did
+        environment[MICRO_BATCH_SIZES] = json.dumps(launch["micro_batch_sizes"])
     with ray_session(address, ranks):
-        environment, variables = {LAST_STEP: str(last)}, _variables_of(run_dir)
         is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
     if is_stopped:
         raise UserError(f"the replay was stopped before step {last}; audit the run again")
@@ -149,7 +176,7 @@ def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest, every
         InUseError: another process audits the run.
     """
     checkpoints = checkpoints_of(run_dir, read_config(run_dir))
-    place = run_dir.absolute() / ".audit"
+    place = run_dir.absolute() / PLACE
     make_folder(place)
     folder = place / "replay"
     with lock_folder(place):
@@ -276,16 +303,20 @@ def _values(rows: list[Row], key: str) -> dict[int, Any]:
 
 def _differing_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[str]:
     """What was not the same for the launches of the run that trained these steps."""
-    before = [number for number, row in enumerate(launches) if row["step"] <= first]
-    rows = launches[before[-1] if before else 0 :]
     now = _conditions_of(replay)
     return [
         f"{name} was {value} from step {row['step']} on, is {now.get(name)}"
-        for row in rows
+        for row in _launches_of(launches, first)
         if row["step"] < last
         for name, value in _conditions_of(row).items()
         if value != now.get(name)
     ]
+
+
+def _launches_of(launches: list[Row], first: int) -> list[Row]:
+    """The rows of the launch that trained the step after `first`, and of all later ones."""
+    before = [number for number, row in enumerate(launches) if row["step"] <= first]
+    return launches[before[-1] if before else 0 :]
 
 
 def _conditions_of(launch: Row) -> Row:

@@ -2,31 +2,35 @@
 
 until the run ends:
     take the oldest checkpoint that is due, once the cluster has had room for its ranks at two polls
-    audit it in another process, which is stopped while the ranks of the training wait to be placed
+    audit it in another process, which is stopped while the training has fewer ranks than it may have
 then audit what is still due
 """
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from multihop.cluster.console import console
-from multihop.cluster.ray.capacity import has_free_room
+from multihop.cluster.locks import is_locked
+from multihop.cluster.ray.capacity import has_free_room, has_gpus, has_room_for
 from multihop.cluster.ray.session import session_address
 from multihop.cluster.ray.watch import ranks_by_node
-from multihop.cluster.runs.audit import tag_audits
+from multihop.cluster.runs.audit import PARENT, PLACE, tag_audits
 from multihop.cluster.runs.resolved import ResolvedRun
-from multihop.common.errors import DONE
+from multihop.common.errors import UserError
+from multihop.common.json_lines import append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.run.audits_due import AuditDue, audits_due
-from multihop.pretrain.run.files import checkpoints_of
+from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, checkpoints_of
 
 LOG = "audits.log"
 """File in the run's folder `logs` with what the audits print."""
-_POLL_S = 5.0
+_POLL_S = 10.0
 _ENDED_POLL_S = 0.5
 _STOP_S = 15.0
 """Seconds in which an audit that is stopped ends its ranks."""
@@ -36,15 +40,29 @@ _STOP_S = 15.0
 def background_audits(run: ResolvedRun) -> Iterator[Callable[[], None]]:
     """Audit checkpoints while the block runs; yields a function that audits what is still due, and returns then.
 
-    An audit that cannot be made is reported and not tried again before the next start.
+    An audit that cannot be made is reported, recorded and not tried again.
+
+    Raises:
+        UserError: audits would differ, because kernels on a GPU are not deterministic.
     """
+    if run.recipe.checkpoint.audit is None:
+        yield _nothing_is_due
+        return
+    if has_gpus() and not run.recipe.engine.deterministic:
+        raise UserError(
+            "checkpoint.audit on a GPU compares bits that its fastest kernels do not repeat; set engine.deterministic, "
+            "or remove checkpoint.audit"
+        )
     audits = _Audits(run)
-    if run.recipe.checkpoint.audit is not None:
-        audits.start()
+    audits.start()
     try:
         yield audits.finish
     finally:
         audits.cancel()
+
+
+def _nothing_is_due() -> None:
+    """Of a run without checkpoint.audit."""
 
 
 class _Audits(threading.Thread):
@@ -53,78 +71,105 @@ class _Audits(threading.Thread):
     def __init__(self, run: ResolvedRun) -> None:
         super().__init__(name="audits", daemon=True)
         self._folder, self._recipe = run.folder.absolute(), run.recipe
+        self._checkpoints = checkpoints_of(self._folder, self._recipe)
         self._is_finishing, self._is_cancelled = threading.Event(), threading.Event()
-        self._given_up: set[int] = set()
-        """Steps of checkpoints that could not be audited."""
         self._printed = ""
 
     def finish(self) -> None:
         """Audit what is still due."""
-        if self.is_alive():
-            self._is_finishing.set()
-            self.join()
-            tag_audits(self._folder)
+        self._is_finishing.set()
+        self.join()
+        tag_audits(self._folder)
 
     def cancel(self) -> None:
         """Stop the audit in progress, which the next start makes again."""
         self._is_cancelled.set()
-        if self.is_alive():
-            self.join()
+        self.join()
 
     def run(self) -> None:
+        try:
+            self._audit_until_the_end()
+        except Exception as error:  # the run goes on; its next start makes them
+            self._print(f"audits    ended by {type(error).__name__}: {error}")
+
+    def _audit_until_the_end(self) -> None:
         had_room: AuditDue | None = None
         while not self._is_cancelled.is_set():
+            is_finishing = self._is_finishing.is_set()
             try:
-                due = self._oldest_due()
+                due = next(iter(audits_due(self._folder, self._recipe)), None)
+                has_room = due is not None and self._has_room(due, is_finishing)
             except OSError as error:  # a store that does not answer
                 self._print(f"audits    {error}; trying again")
-                due = had_room = None
+                due, has_room = None, False
             else:
-                if due is None and self._is_finishing.is_set():
+                if due is None and is_finishing:
                     return
-            has_room = due is not None and (self._is_finishing.is_set() or has_free_room(due.ranks))
-            if due is not None and has_room and (self._is_finishing.is_set() or due == had_room):
+            if due is not None and has_room and (is_finishing or due == had_room):
                 self._audit(due)
                 had_room = None
                 continue
             had_room = due if has_room else None
-            self._is_cancelled.wait(_ENDED_POLL_S if self._is_finishing.is_set() else _POLL_S)
+            self._is_cancelled.wait(_ENDED_POLL_S if is_finishing else _POLL_S)
 
-    def _oldest_due(self) -> AuditDue | None:
-        due = audits_due(self._folder, self._recipe)
-        return next((each for each in due if each.last not in self._given_up), None)
+    def _has_room(self, due: AuditDue, is_finishing: bool) -> bool:
+        if is_locked(self._folder / PLACE):  # by another audit, of a user or of an earlier start
+            return False
+        if not is_finishing:
+            return has_free_room(due.ranks) and not self._is_in_the_way()
+        if not has_room_for(due.ranks):
+            self._give_up(due, f"the cluster has no room for its {due.ranks} ranks")
+            return False
+        return True
 
     def _audit(self, due: AuditDue) -> None:
         """Audit a checkpoint in another process, with a Ray job of its own; the outcome is in audits.jsonl."""
-        steps = f"steps {due.first + 1:,} to {due.last:,}"
+        steps, log = _steps(due), self._folder / "logs" / LOG
         command = [sys.executable, "-P", "-m", "multihop.cluster.cli.main", "checkpoints", "audit", str(self._folder)]
         command += ["--from", str(due.first), "--to", str(due.last), "--address", session_address()]
-        log = self._folder / "logs" / LOG
         self._print(f"audit     {steps} are trained again")
         with log.open("ab") as output:
             # In a session of its own: Ctrl-C is for this process, which decides what becomes of the audit.
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=os.environ | {PARENT: str(os.getpid())},
             )
-        while child.poll() is None:
-            if self._is_cancelled.is_set() or self._is_in_the_way():
-                self._print(f"audit     {steps}: stopped, to be made again later")
-                _stop(child)
-                return
-            self._is_cancelled.wait(_ENDED_POLL_S)
-        if due in audits_due(self._folder, self._recipe):
-            self._given_up.add(due.last)
-            self._print(f"audit     {steps} could not be made: see {log}")
-        elif child.returncode == DONE:
+        try:
+            while child.poll() is None:
+                if self._is_cancelled.is_set() or (not self._is_finishing.is_set() and self._is_in_the_way()):
+                    self._print(f"audit     {steps}: stopped, to be made again later")
+                    return
+                self._is_cancelled.wait(_ENDED_POLL_S)
+        finally:
+            _stop(child)
+        row = self._outcome(due)
+        if row is None:
+            self._give_up(due, f"see {log}")
+        elif row["is_equal"]:
             self._print(f"audit     {steps}: equal, bit for bit")
+        elif row["conditions"]:
+            self._print(f"audit     {steps} differ, as expected: {'; '.join(row['conditions'])}")
         else:
             self._print(f"audit     {steps} DIFFER from their replay: see {log}")
 
+    def _outcome(self, due: AuditDue) -> dict[str, Any] | None:
+        rows = [row for row in read_rows(self._folder / AUDITS) if row["of"] == due.content]
+        return rows[-1] if rows else None
+
+    def _give_up(self, due: AuditDue, reason: str) -> None:
+        """Record that a checkpoint cannot be audited, so that it need not be kept."""
+        append_row(self._folder / AUDITS_GIVEN_UP, {"of": due.content, "last": due.last, "reason": reason})
+        self._print(f"audit     {_steps(due)} could not be made: {reason}")
+
     def _is_in_the_way(self) -> bool:
-        """Whether the training has no ranks and is not over: an audit may hold what they need."""
-        if self._is_finishing.is_set() or ranks_by_node():
+        """Whether the training is not over and has fewer ranks than it may have: an audit may hold what it needs."""
+        if ranks_by_node().total() >= self._recipe.cluster.worker_range[1]:
             return False
-        return newest_step(checkpoints_of(self._folder, self._recipe)) != total_steps(self._recipe.phases)
+        return newest_step(self._checkpoints) != total_steps(self._recipe.phases)
 
     def _print(self, sentence: str) -> None:
         if sentence != self._printed:
@@ -132,8 +177,14 @@ class _Audits(threading.Thread):
         self._printed = sentence
 
 
+def _steps(due: AuditDue) -> str:
+    return f"steps {due.first + 1:,} to {due.last:,}"
+
+
 def _stop(child: "subprocess.Popen[bytes]") -> None:
-    """End an audit: its first signal asks the ranks to finish their step."""
+    """End an audit, if it has not ended: its first signal asks the ranks to finish their step."""
+    if child.poll() is not None:
+        return
     child.terminate()
     try:
         child.wait(_STOP_S)

@@ -143,7 +143,7 @@ def _engine_lines(starter: Starter, machine: Machine) -> list[str]:
         head = [
             *_comment("Half the bytes of fp32, on tensor cores; the optimizer updates fp32 weights.", 2),
             f"  precision: {precision}",
-            *_comment("As many sequences per forward pass as fit, measured at the first start.", 2),
+            *_comment("As many sequences per forward pass as fit, planned at the first start.", 2),
             "  micro_batch_size: auto",
         ]
     else:

@@ -20,6 +20,7 @@ from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.device_type import DeviceType
 from multihop.pretrain.engine.ranks import Ranks
+from multihop.pretrain.environment import MICRO_BATCH_SIZES
 
 CACHE_FILE = "micro_batch.json"
 """File in the run directory with the micro-batch sizes that were found, and what they depend on."""
@@ -61,6 +62,9 @@ def micro_batch_sizes(
     Raises:
         UserError: Not even one sample fits.
     """
+    if MICRO_BATCH_SIZES in os.environ:
+        sizes: list[int] = json.loads(os.environ[MICRO_BATCH_SIZES])
+        return sizes
     configured = config.engine.micro_batch_size
     if isinstance(configured, int):
         return [configured] * len(config.phases)
@@ -69,7 +73,7 @@ def micro_batch_sizes(
     cache: dict[str, Any] = {}
     if ranks.rank == 0 and path.exists():
         cache = read_json_object(path, advice="remove it: what fits is then planned again")
-    sizes = []
+    found = []
     for number, phase in enumerate(config.phases):
         conditions = _conditions(config, run_dir, ranks, number)
         key = sha256_json(conditions)[:16]
@@ -89,10 +93,10 @@ def micro_batch_sizes(
                 "a smaller model"
             )
         log.info("engine.micro_batch_size: %d samples of %d tokens fit", samples, phase.seq_len)
-        sizes.append(samples)
+        found.append(samples)
     if ranks.rank == 0:
         write_atomically(path, json.dumps(cache, indent=1).encode())
-    return sizes
+    return found
 
 
 def _fits(entry: dict[str, Any] | None, usable_bytes: int) -> bool:

@@ -4,6 +4,7 @@
 each phase to its standard output.
 """
 
+import gc
 import json
 import logging
 import math
@@ -19,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.device_type import DeviceType
-from multihop.pretrain.engine.device import matmul_rate
+from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.micro_batch import DTYPES, largest_micro_batch, usable_bytes
 from multihop.pretrain.engine.ranks import Ranks, join_process_group
@@ -44,9 +46,10 @@ class StepSeconds:
     """Of the forward and backward pass."""
     update: NDArray[np.float64]
 
-    def of_step(self, passes: float) -> list[float]:
-        """The quantiles 0.1, 0.5 and 0.9 of the seconds of a step, with as many micro-batches."""
-        return np.quantile(passes * self.micro_batch + self.update, _QUANTILES).tolist()
+    def of_step(self, passes: float, updated: float) -> list[float]:
+        """The quantiles 0.1, 0.5 and 0.9 of the seconds of a step, with as many micro-batches, that updates a share of
+        the parameters."""
+        return np.quantile(passes * self.micro_batch + updated * self.update, _QUANTILES).tolist()
 
 
 def main() -> None:
@@ -63,12 +66,26 @@ def main() -> None:
     ranks_on_host = math.ceil(request["world_size"] / request["hosts"])
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_on_host))
+    if config.engine.deterministic:
+        use_deterministic_kernels()
     ranks = join_process_group()
-    rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
-    for phase in range(len(config.phases)):
-        answer = _probe(config, phase, request, ranks, ranks_on_host, rate)
-        print(json.dumps({"phase": phase, **answer}), file=answers, flush=True)
-    ranks.shutdown()
+    try:
+        rate = matmul_rate(ranks.device, DTYPES[config.engine.precision])
+        for phase in range(len(config.phases)):
+            answer = {"phase": phase, **_probe(config, phase, request, ranks, ranks_on_host, rate)}
+            print(json.dumps(answer), file=answers, flush=True)
+            gc.collect()  # the engine of this phase
+    except (UserError, torch.OutOfMemoryError) as error:
+        reason = (
+            str(error)
+            if isinstance(error, UserError)
+            else (
+                "one rank holds here what ZeRO spreads over several, and that does not fit; lower --gpus or the model"
+            )
+        )
+        print(json.dumps({"error": reason}), file=answers, flush=True)
+    finally:
+        ranks.shutdown()
 
 
 def _probe(
@@ -98,8 +115,11 @@ def _probe(
     step_tokens = _step_tokens(plan, samples)
     section, size = config.phases[phase], global_samples(config.phases[phase])
 
+    # A rank updates its own part of the parameters.
+    updated = 1 / request["world_size"] if config.engine.zero_stage else 1.0
+
     def of_share(share: float) -> list[float]:
-        return seconds.of_step(share * step_tokens / batch.tokens)
+        return seconds.of_step(share * step_tokens / batch.tokens, updated)
 
     low, middle, high = of_share(1.0)
     ramp = [(each.steps, of_share(each.global_batch_size / size)) for each in section.batch_ramp]

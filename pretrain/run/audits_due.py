@@ -7,7 +7,7 @@ from multihop.common.json_lines import read_rows
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.run.files import AUDITS, checkpoints_of
+from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, checkpoints_of
 
 
 @dataclass(frozen=True)
@@ -20,23 +20,28 @@ class AuditDue:
     """Step of the checkpoint to audit."""
     ranks: int
     """Number of ranks that saved it, on which its steps are trained again."""
+    content: str
+    """Its content hash."""
 
 
 def audits_due(run_dir: Path, config: TrainingConfig) -> list[AuditDue]:
-    """The audits that checkpoint.audit asks for and audits.jsonl does not have, oldest first: of committed checkpoints,
-    each from the one before it. A checkpoint that was saved again, after a resume from an earlier one, is audited
-    again."""
+    """The audits that checkpoint.audit asks for and that were neither made nor given up, oldest first: of committed
+    checkpoints, each from the one before it, if that is at most `save_interval` steps older.
+
+    A checkpoint that was saved again, after a resume from an earlier one, is audited again.
+    """
     if config.checkpoint.audit is None:
         return []
     checkpoints, every = checkpoints_of(run_dir, config), config.checkpoint.audit.every
-    audited = {row["of"] for row in read_rows(run_dir / AUDITS)}
+    over = {row["of"] for name in (AUDITS, AUDITS_GIVEN_UP) for row in read_rows(run_dir / name)}
     steps = list_steps(checkpoints)
     due = []
     for number, step in enumerate(steps):
-        if step % every or (manifest := _manifest(checkpoints, step)) is None or manifest.content_hash() in audited:
+        if step % every or (manifest := _manifest(checkpoints, step)) is None or manifest.content_hash() in over:
             continue
         first = next((each for each in reversed(steps[:number]) if _manifest(checkpoints, each)), 0)
-        due.append(AuditDue(first, step, manifest.world_size))
+        if step - first <= config.checkpoint.save_interval:  # else the one before was removed, or never saved
+            due.append(AuditDue(first, step, manifest.world_size, manifest.content_hash()))
     return due
 
 

@@ -21,6 +21,8 @@ ROWS = ("metrics.jsonl", "launches.jsonl", "skipped.jsonl")
 """Files that rank 0 appends rows to."""
 AUDITS = "audits.jsonl"
 """File with a row for each audit of a checkpoint."""
+AUDITS_GIVEN_UP = "audits-given-up.jsonl"
+"""File with a row for each audit that checkpoint.audit asked for and that could not be made."""
 STATE_CHECKSUM = "state_checksum"
 """Key of a row of metrics.jsonl with a checksum of all weights and moments after a step."""
 JOURNAL = "journal"
