@@ -1,12 +1,12 @@
-"""An environment in which the packages of the extras `cluster` and `eval` cannot be imported, nor torch's compiler."""
+"""Environments in which packages cannot be imported."""
 
 import os
 from pathlib import Path
 
 EXTRAS = {"jinja2", "matplotlib", "mlflow", "ray", "seqeval", "sklearn"}
-_SITE = f"""import sys
-sys.modules.update(dict.fromkeys({sorted(EXTRAS)}))
-
+_SITE = f"import sys\nsys.modules.update(dict.fromkeys({sorted(EXTRAS)}))\n"
+"""A module that is None in sys.modules cannot be imported, and is not found."""
+_NO_COMPILER = """
 class Refused:
     def find_spec(self, name, path=None, target=None):
         if name == "torch._dynamo":
@@ -14,11 +14,20 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 """
-"""A module that is None in sys.modules cannot be imported, and is not found. torch would take its compiler for imported
-then."""
+"""Where torch's compiler is None in sys.modules, torch takes it for imported."""
 
 
 def without_extras(folder: Path) -> dict[str, str]:
-    """Write a sitecustomize.py into `folder`; returns the environment variables with which Python reads it."""
-    (folder / "sitecustomize.py").write_text(_SITE)
+    """Write a sitecustomize.py into `folder`; returns the environment variables with which Python reads it and imports
+    no package of the extras `cluster` and `eval`."""
+    return _variables(folder, _SITE)
+
+
+def without_extras_and_compiler(folder: Path) -> dict[str, str]:
+    """As `without_extras`; nor is torch's compiler imported."""
+    return _variables(folder, _SITE + _NO_COMPILER)
+
+
+def _variables(folder: Path, content: str) -> dict[str, str]:
+    (folder / "sitecustomize.py").write_text(content)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

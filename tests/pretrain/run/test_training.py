@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from without_extras import without_extras
+from without_extras import without_extras_and_compiler
 from worker_runs import (
     STEPS,
     assert_same_state,
@@ -142,7 +142,7 @@ def test_neither_ray_nor_mlflow_nor_a_tokenizer_is_loaded(bert_data: Path, tmp_p
 def test_training_needs_no_extra_and_no_compiler(
     bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in without_extras(tmp_path).items():
+    for name, value in without_extras_and_compiler(tmp_path).items():
         monkeypatch.setenv(name, value)
     refused = subprocess.run([sys.executable, "-c", "import mlflow"], capture_output=True, text=True)
     assert "import of mlflow halted" in refused.stderr
