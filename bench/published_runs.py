@@ -1,6 +1,6 @@
 """Predict published training runs of several systems with the constants of `multihop plan`; nothing is fitted to them.
 
-    python bench/published_runs.py --out bench/published/runs_predicted.csv      # about half an hour of one core
+    python bench/published_runs.py --out bench/published/runs_predicted.csv      # eight minutes of a busy core
 
 Each row is predicted by the recipe of ours that is nearest, as `multihop plan` does, for both shares of the memory's
 bandwidth: 0.7, measured for our own code on an H200, and 0.33, fitted to MPT's software (bench/published_speeds.py).

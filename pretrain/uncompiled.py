@@ -41,6 +41,7 @@ def is_compiler_loaded() -> bool:
 
 def load_compiler() -> None:
     """Import torch's compiler; to be called before `torch.compile`."""
+    import torch._dynamo  # noqa: F401
 
     while _disable:
         _disable.pop()()

@@ -91,6 +91,11 @@ class RankPlan:
         batch = assumed_batch(self.config, self.phase, samples, self.vocabularies.output)
         return batch, float(batch.tokens)
 
+    def step_tokens(self, samples: int, mean_tokens: float) -> float:
+        """Tokens of a step on a rank, of micro-batches of this mean number of tokens."""
+        # The last one of a step may have fewer samples; those of prepared data were counted with it.
+        return mean_tokens * (self.share / samples if self.prepared is None else math.ceil(self.share / samples))
+
     def largest(self, limit: float) -> Fit:
         """The largest micro-batch whose memory is within a limit in bytes; the recipe's if it sets a number."""
         engine, phase = self.config.engine, self.config.phases[self.phase]
@@ -112,9 +117,7 @@ class RankPlan:
         batch, mean_tokens = self.micro_batch(samples)
         trace = self.trace(batch, samples)
         fitting, count = samples if self.bytes_of(trace) <= limit else 0, math.ceil(self.share / samples)
-        # The last one of a step may have fewer samples; those of prepared data were counted with it.
-        tokens = mean_tokens * (self.share / samples if self.prepared is None else count)
-        return Fit(fitting, count, batch, samples, tokens, trace)
+        return Fit(fitting, count, batch, samples, self.step_tokens(samples, mean_tokens), trace)
 
     def _extrapolate(self, limit: float) -> int:
         """Samples that fit, as memory grows between two micro-batches; at least 1."""

@@ -28,6 +28,7 @@ from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.micro_batch import DTYPES, largest_micro_batch, usable_bytes
 from multihop.pretrain.engine.ranks import Ranks, join_process_group
 from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
 from multihop.pretrain.run.throughput import peak_rate, step_flops
 
@@ -110,9 +111,9 @@ def _probe(
     if not found["samples"]:
         return {"micro_batch_size": 0, "bytes": found["bytes"], "limit_bytes": limit}
     samples = found["samples"]
-    batch, _ = plan.micro_batch(samples)
-    seconds = _measure(config, plan, samples, ranks)
-    step_tokens = _step_tokens(plan, samples)
+    batch, mean_tokens = plan.micro_batch(samples)
+    seconds = _measure(plan, batch, samples, ranks)
+    step_tokens = plan.step_tokens(samples, mean_tokens)
     section, size = config.phases[phase], global_samples(config.phases[phase])
 
     # A rank updates its own part of the parameters.
@@ -141,23 +142,16 @@ def _probe(
     }
 
 
-def _step_tokens(plan: RankPlan, samples: int) -> float:
-    """Tokens of a step on a rank."""
-    _, mean_tokens = plan.micro_batch(samples)
-    count = math.ceil(plan.share / samples)
-    return mean_tokens * (plan.share / samples if plan.prepared is None else count)
-
-
 @torch.no_grad()
 def _init(name: str, parameter: Tensor) -> None:
     """Any weights of usual size: their values do not change the time."""
     parameter.normal_(std=0.02)
 
 
-def _measure(config: TrainingConfig, plan: RankPlan, samples: int, ranks: Ranks) -> StepSeconds:
-    batch, _ = plan.micro_batch(samples)
-    model = build_model_on_meta(config.model, plan.vocabularies.output, plan.vocabularies.source)
-    engine = Engine(config, model, ranks, samples, _init)
+def _measure(plan: RankPlan, batch: Batch, samples: int, ranks: Ranks) -> StepSeconds:
+    """Take steps of one micro-batch."""
+    model = build_model_on_meta(plan.config.model, plan.vocabularies.output, plan.vocabularies.source)
+    engine = Engine(plan.config, model, ranks, samples, _init)
     counts = {name: float(count) for name, count in batch.counts.items()}
 
     def now() -> float:
