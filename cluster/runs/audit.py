@@ -154,9 +154,9 @@ def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifes
 
     ranks, last, replayed = expected.world_size, expected.step, str(folder / "checkpoints")
     environment, variables = {LAST_STEP: str(last)}, _variables_of(run_dir)
-    launch = _launches_of(read_rows(run_dir / "launches.jsonl"), first)[0]
-    if "micro_batch_sizes" in launch:  # else `auto` may find less memory free than the run did
-        environment[MICRO_BATCH_SIZES] = json.dumps(launch["micro_batch_sizes"])
+    launches = _launches_of(read_rows(run_dir / "launches.jsonl"), first)
+    if launches and "micro_batch_sizes" in launches[0]:  # else `auto` may find less memory free than the run did
+        environment[MICRO_BATCH_SIZES] = json.dumps(launches[0]["micro_batch_sizes"])
     with ray_session(address, ranks):
         is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
     if is_stopped:
