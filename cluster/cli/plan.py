@@ -3,10 +3,8 @@
 import itertools
 import json
 import math
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +88,7 @@ def plan(
 ) -> None:
     """Predict the memory, time and cost of a run before it starts."""
     from multihop.cluster.runs.find_data import index_folder_of, prepared_data
+    from multihop.cluster.runs.planning import plans_of
     from multihop.cluster.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
@@ -121,7 +120,7 @@ def plan(
     data = prepared_data(loaded, runs)
     with index_folder_of(runs / loaded.name) as index:
         prepared = None if data is None else (str(data), str(index))
-        plans = list(_plans(loaded, kind, settings, prepared))
+        plans = list(plans_of(loaded, kind, settings, prepared))
     for each in plans:
         each["hours"] = None if each["phase_s"] is None else each["phase_s"] / 3600
         each["cost"] = None if price is None or each["hours"] is None else each["hours"] * each["gpus"] * price
@@ -154,7 +153,7 @@ def _probe(recipe: "Recipe", numbers: list[int], nodes: int, runs: Path, price: 
     from rich.console import Console
 
     from multihop.cluster.runs.find_data import index_folder_of, prepared_data
-    from multihop.pretrain.config import TrainingConfig
+    from multihop.cluster.runs.planning import probe_phases
 
     if len(numbers) > 1:
         raise UserError(f"--gpus={','.join(map(str, numbers))}: --probe measures one setting; give one number")
@@ -164,14 +163,7 @@ def _probe(recipe: "Recipe", numbers: list[int], nodes: int, runs: Path, price: 
     data = prepared_data(recipe, runs)
     with index_folder_of(runs / recipe.name) as index:
         prepared = None if data is None else (str(data), str(index))
-        request = {
-            "recipe": recipe.model_dump(mode="json", include=set(TrainingConfig.model_fields)),
-            "world_size": ranks,
-            "hosts": nodes,
-            "vocabularies": _vocabularies(recipe, prepared),
-            "prepared": prepared,
-        }
-        phases = list(_answers("multihop.pretrain.plan.probe", request))
+        phases = list(probe_phases(recipe, ranks, nodes, prepared))
     for each in phases:
         each["hours"] = [seconds / 3600 for seconds in each["phase_s"]] if each["micro_batch_size"] else None
         each["cost"] = None if price is None or each["hours"] is None else each["hours"][1] * ranks * price
@@ -264,63 +256,14 @@ def _numbers(gpus: str) -> list[int]:
 
 def _engine_settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
     """The keys of the `engine` section to try."""
-    engine = recipe.engine
-    stages = [engine.zero_stage]
-    if sweep:
-        stages = [3] if engine.offload == "optimizer+weights" else [1, 2, 3]
-    kinds = ["none", "selective", "full"] if sweep else [engine.activation_checkpointing]
+    from multihop.cluster.runs.planning import engine_setting
+
+    setting = engine_setting(recipe)
+    if not sweep:
+        return [setting]
+    stages = [3] if setting["offload"] == "optimizer+weights" else [1, 2, 3]
+    kinds = ["none", "selective", "full"]
     return [
-        {"zero_stage": stage, "activation_checkpointing": kind, "offload": engine.offload, "compile": False}
+        {**setting, "zero_stage": stage, "activation_checkpointing": kind}
         for stage, kind in itertools.product(stages, kinds)
     ]
-
-
-def _plans(
-    recipe: "Recipe", gpu: "Gpu", settings: list[dict[str, Any]], prepared: tuple[str, str] | None
-) -> Iterator[dict[str, Any]]:
-    from multihop.pretrain.config import TrainingConfig
-
-    sections = recipe.model_dump(mode="json", include=set(TrainingConfig.model_fields))
-    request = {
-        "recipe": sections,
-        "settings": settings,
-        "vocabularies": _vocabularies(recipe, prepared),
-        "prepared": prepared,
-        "gpu": asdict(gpu),
-        "limit_bytes": USABLE * gpu.memory,
-    }
-    yield from _answers("multihop.pretrain.plan.worker", request)
-
-
-def _answers(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines that a module writes in a process of its own."""
-    command = [sys.executable, "-P", "-m", module]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert worker.stdin is not None and worker.stdout is not None
-    json.dump(request, worker.stdin)
-    worker.stdin.close()
-    for line in worker.stdout:
-        answer = json.loads(line)
-        if "error" in answer:
-            worker.kill()
-            raise UserError(answer["error"])
-        yield answer
-    if worker.wait():
-        raise RuntimeError(f"the plan's process ended with exit code {worker.returncode}; see its messages above")
-
-
-def _vocabularies(recipe: "Recipe", prepared: tuple[str, str] | None) -> tuple[int, int | None]:
-    """Sizes of the vocabularies of what is predicted and, if it is another, of the sources of pairs."""
-    from multihop.data_prep.dataset.manifest import read_data_manifest
-    from multihop.data_prep.tokenizers.existing import import_tokenizer
-    from multihop.data_prep.tokenizers.tokenizer import describe
-
-    if prepared is not None:
-        manifest = read_data_manifest(Path(prepared[0]))
-        return manifest.output_tokenizer.vocab_size, manifest.source_vocab_size
-    tokenizer, pairs = recipe.tokenizer, recipe.data.holds_pairs
-    if tokenizer.path is None:
-        return tokenizer.vocab_size, tokenizer.vocab_size if tokenizer.separate_vocabularies else None
-    content = import_tokenizer(tokenizer.path, tokenizer.lowercase, pairs)
-    added = tokenizer.add_words + len(tokenizer.added_tokens)
-    return describe(content, "", pairs).vocab_size + added, None

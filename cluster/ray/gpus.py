@@ -1,0 +1,33 @@
+"""The GPUs of a cluster, as their drivers name them. Ray's own names are too short: all A100 have the same."""
+
+import subprocess
+from dataclasses import dataclass
+
+from multihop.cluster.ray.each_node import Call, Failed, call_on_nodes, nodes_of_cluster
+
+_QUERY_S = 20.0
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ClusterGpus:
+    """The GPUs of the live nodes that have some."""
+
+    by_node: tuple[int, ...]
+    """The number of GPUs of each node, the most first."""
+    names: tuple[str, ...]
+    """The distinct names, such as "NVIDIA H100 80GB HBM3", in alphabetical order; empty: no node answered."""
+
+
+def gpus_of_cluster() -> ClusterGpus:
+    """Ask each node that has GPUs for their names."""
+    nodes = [node for node in nodes_of_cluster()[0] if node.gpus]
+    answers = call_on_nodes([Call(node, _names) for node in nodes], _TIMEOUT_S)
+    names = {name for answer in answers if not isinstance(answer, Failed) for name in answer}
+    return ClusterGpus(tuple(sorted((node.gpus for node in nodes), reverse=True)), tuple(sorted(names)))
+
+
+def _names() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
