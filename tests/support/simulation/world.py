@@ -5,9 +5,11 @@ whose turn is next, and a fault can happen at any operation of any process, so t
 seed, process, number and kind.
 
 Turns need to know when a thread can go no further by itself: it waits for its turn, or for another thread, in a lock.
-The latter is seen from outside: the kernel says that it sleeps, and that it has not been awake meanwhile.
+The latter is seen from outside: the kernel says that it sleeps, and that it has not been awake meanwhile. A thread that
+sleeps elsewhere may also wait for threads that are not Python's, such as Arrow's: it is given a moment more.
 """
 
+import dis
 import errno
 import random
 import sys
@@ -15,8 +17,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
@@ -30,6 +34,7 @@ LATE_S = 100.0
 """Seconds after which a request that timed out arrives nevertheless."""
 _STUCK_S = 60.0
 _LOOK_S = 0.0005
+_MOMENT_S = 0.25
 
 
 class Killed(BaseException):
@@ -338,7 +343,7 @@ class World:
 
     def _settle(self) -> list[_Turns]:
         """Wait until no thread goes on by itself; returns those that wait for others and not for their turn."""
-        deadline = time.monotonic() + _STUCK_S
+        since = time.monotonic()
         before: dict[_Turns, int] = {}
         while True:
             for turns in [turns for turns in self._turns.values() if turns.has_ended]:
@@ -347,9 +352,11 @@ class World:
             if not running:
                 return []
             seen = {turns: _progress(turns.thread) for turns in running}
-            if all(seen[turns] is not None and before.get(turns) == seen[turns] for turns in running):
+            elapsed = time.monotonic() - since
+            are_still = all(seen[turns] is not None and before.get(turns) == seen[turns] for turns in running)
+            if are_still and (elapsed > _MOMENT_S or all(_waits_for_python(turns.thread) for turns in running)):
                 return running
-            if time.monotonic() > deadline:
+            if elapsed > _STUCK_S:
                 raise RuntimeError(f"a thread goes on without an operation\n{self._stacks(running)}")
             before = {turns: progress for turns, progress in seen.items() if progress is not None}
             self._changed.acquire(timeout=_LOOK_S)
@@ -364,6 +371,15 @@ class World:
 
 
 _START = threading.Thread.start
+_LIBRARY = {str(Path(module.__file__).parent) for module in (threading, futures)}
+
+
+def _waits_for_python(thread: threading.Thread) -> bool:
+    """Whether a thread that sleeps does so in Python's library, such as a queue or an executor, or enters a lock."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None or str(Path(frame.f_code.co_filename).parent) in _LIBRARY:
+        return True
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BEFORE_WITH"
 
 
 def _progress(thread: threading.Thread) -> int | None:
