@@ -280,6 +280,7 @@ def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -
     assert "this is the code that was sent" in done.stdout
 
 
+@pytest.mark.long
 def test_a_run_in_a_store(address: str, texts: Path, bucket: str, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "stored", 12)
     there = ["--address", address]

@@ -46,7 +46,7 @@ def audited(pool: Pool, run: Path, first: int, last: int, every_step: bool = Fal
         pytest.param(1, {"engine__zero_stage": 0}, marks=pytest.mark.long),
         (2, {"engine__zero_stage": 1, "optimizer__name": "lamb"}),
         pytest.param(2, {"engine__zero_stage": 2, "engine__precision": "bf16"}, marks=pytest.mark.long),
-        (3, {"engine__zero_stage": 3}),
+        pytest.param(3, {"engine__zero_stage": 3}, marks=pytest.mark.long),
         pytest.param(2, {"engine__compile": True}, marks=pytest.mark.long),
         pytest.param(
             2, {"engine__precision": "fp16", "engine__activation_checkpointing": "selective"}, marks=pytest.mark.long
