@@ -81,6 +81,32 @@ def _fused_attention(
     return out
 
 
+class _CtcLoss(torch.autograd.Function):
+    """What torch's kernel of the loss allocates: the forward variables, then the backward variables and gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probabilities: Tensor, states: int) -> Tensor:
+        time, sequences, _ = log_probabilities.shape
+        ctx.save_for_backward(log_probabilities, log_probabilities.new_zeros(sequences, time, states))
+        return log_probabilities.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        log_probabilities, forward_variables = ctx.saved_tensors
+        backward_variables = torch.zeros_like(forward_variables)
+        gradients = torch.zeros_like(log_probabilities)
+        del backward_variables
+        return gradients, None
+
+
+def _ctc_loss(
+    log_probabilities: Tensor, targets: Tensor, sizes: Tensor, target_sizes: Tensor, blank: int, reduction: str
+) -> Tensor:
+    """torch's function of that name, which it lacks on the meta device."""
+    loss: Tensor = _CtcLoss.apply(log_probabilities, 2 * int(target_sizes.max()) + 1)
+    return loss
+
+
 def trace_rank(
     config: TrainingConfig,
     vocab_size: int,
@@ -112,7 +138,7 @@ def trace_rank(
         simulated_ranks(world_size) as ranks,
         simulate_gpu(),
         plan_for(device),
-        replaced(functional, scaled_dot_product_attention=_fused_attention),
+        replaced(functional, scaled_dot_product_attention=_fused_attention, ctc_loss=_ctc_loss),
         observe_launches(record_kernel),
         MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record) as trace,
     ):

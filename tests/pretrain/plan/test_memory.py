@@ -35,6 +35,8 @@ MORE_CASES = [
     ("xlnet", 1, 2, "bf16", "none", "adamw", "none"),
     ("transformer", 2, 1, "fp32", "none", "adamw", "none"),
     ("modernbert-decoder", 2, 2, "bf16", "none", "adamw", "full"),
+    ("ctc-encoder", 1, 1, "fp32", "none", "adamw", "none"),
+    ("ctc-encoder", 2, 1, "bf16", "none", "adamw", "none"),
     ("gpt2", 1, 1, "bf16", "none", "adamw", "none"),
 ]
 
@@ -42,9 +44,10 @@ MORE_CASES = [
 def settings(
     family: str, stage: int, precision: str, offload: str, optimizer: str, checkpointing: str, seq_len: int = 64
 ) -> dict[str, Any]:
+    recurrent = FAMILIES[family].uses_ctc  # its encoder is an LSTM unless the recipe says otherwise
     return {
         "seed": 3,
-        "model": model_section(family, layers=2, hidden=64, heads=4, max_positions=128),
+        "model": model_section(family, layers=2, hidden=64, max_positions=128, **({} if recurrent else {"heads": 4})),
         "objective": {"name": FAMILIES[family].default_objective},
         "phases": [{"seq_len": seq_len, "global_batch_size": 64, "steps": 9, "lr": 1e-2}],
         "optimizer": {"name": optimizer},

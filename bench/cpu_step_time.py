@@ -1,0 +1,210 @@
+"""Predict the time of a step on this CPU from the operations that `multihop plan` counts, and measure it.
+
+    python bench/cpu_step_time.py --json FILE
+
+For a GPU the plan has a table of rates. Here such a table is measured, at three sizes of each family: what each kind of
+operation takes for a call, for a byte and for a floating-point operation. The steps of five other sizes are predicted
+with it. A family's Python between its operations is what is left of its steps at the first sizes, for an operation.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FIRST = [(64, 2, 64, 8), (160, 2, 128, 4), (256, 3, 64, 16)]
+OTHERS = [(96, 3, 96, 8), (128, 2, 64, 16), (192, 4, 64, 8), (256, 2, 128, 8), (320, 3, 64, 8)]
+"""Hidden size, layers, sequence length and sequences of the sizes that are measured for the table, and of those that
+are predicted."""
+VOCABULARY = 4000
+WARM_UP, STEPS, PROFILED = 2, 9, 3
+Size = tuple[int, int, int, int]
+Costs = dict[str, list[float]]
+"""Calls, bytes and floating-point operations of each kind of operation."""
+
+
+def config_of(family: str, size: Size) -> Any:
+    """Return the recipe of a size."""
+    from multihop.pretrain.config import TrainingConfig
+    from multihop.pretrain.models.families import FAMILIES
+
+    hidden, layers, length, sequences = size
+    wanted = {"layers": 0 if family == "bag" else layers, "hidden": hidden, "heads": 2, "max_positions": 512}
+    known = set(FAMILIES[family].config.model_fields) - ({"heads"} if family == "ctc-encoder" else set())
+    return TrainingConfig.model_validate(
+        {
+            "model": {"family": family, **{key: value for key, value in wanted.items() if key in known}},
+            "objective": {"name": FAMILIES[family].default_objective},
+            "phases": [{"seq_len": length, "global_batch_size": sequences, "steps": 9, "lr": 1e-3}],
+            "engine": {"deepspeed": {}, "micro_batch_size": sequences, "zero_stage": 0},
+        }
+    )
+
+
+def count_operations(family: str, sizes: list[Size]) -> list[Costs]:
+    """Return the operations of a step of each size, by their kind, without computing any."""
+    from multihop.pretrain.plan.assumed_batch import assumed_batch
+    from multihop.pretrain.plan.rank_trace import trace_rank
+
+    found = []
+    for size in sizes:
+        config = config_of(family, size)
+        batch = assumed_batch(config, 0, size[3], VOCABULARY)
+        trace = trace_rank(config, VOCABULARY, None, [batch], size[3], 1, "cpu")
+        costs: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        for operation, count in (trace.micro_batches[0] + trace.update).items():
+            name = "::".join(operation.name.split(".")[:2])
+            for number, amount in enumerate((1.0, operation.bytes, operation.flops)):
+                costs[name][number] += count * amount
+        found.append(dict(costs))
+    return found
+
+
+def measure_steps(family: str, sizes: list[Size], names: list[list[str]] | None) -> list[dict[str, Any]]:
+    """Return the median seconds of a step of each size, and the seconds of each kind of operation if `names` has the
+    kinds."""
+    import torch
+
+    from multihop.pretrain.engine.engine import Engine
+    from multihop.pretrain.engine.ranks import join_process_group
+    from multihop.pretrain.models.build import build_model_on_meta
+    from multihop.pretrain.plan.assumed_batch import assumed_batch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    ranks, found = join_process_group(), []
+
+    def init(_: str, parameter: torch.Tensor) -> None:
+        torch.nn.init.normal_(parameter, std=0.02)
+
+    for number, size in enumerate(sizes):
+        config = config_of(family, size)
+        batch = assumed_batch(config, 0, size[3], VOCABULARY)
+        engine = Engine(config, build_model_on_meta(config.model, VOCABULARY), ranks, size[3], init)
+        counts = {name: float(count) for name, count in batch.counts.items()}
+
+        def step(engine: Any = engine, batch: Any = batch, counts: Any = counts) -> None:
+            engine.forward_backward(batch, counts)
+            engine.step(1e-4)
+
+        taken = []
+        for _ in range(WARM_UP + STEPS):
+            began = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - began)
+        result: dict[str, Any] = {"seconds": statistics.median(taken[WARM_UP:])}
+        if names is not None:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                for _ in range(PROFILED):
+                    step()
+            result["operations"] = seconds_by_name(profile.events(), set(names[number]))
+        engine.destroy()
+        found.append(result)
+    ranks.shutdown()
+    return found
+
+
+def seconds_by_name(events: Any, names: set[str]) -> dict[str, float]:
+    """Return the seconds of a step in each kind of operation, with those that it calls itself."""
+    seconds: Counter[str] = Counter()
+    for event in events:
+        parent = event.cpu_parent
+        while parent is not None and parent.name not in names:
+            parent = parent.cpu_parent
+        if event.name in names and parent is None:
+            seconds[event.name] += event.cpu_time_total / 1e6 / PROFILED
+    return dict(seconds)
+
+
+def fit_table(costs: list[Costs], measured: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the seconds of a call, of a byte and of a floating-point operation for each kind, none negative, with the
+    least squares of the relative errors."""
+    from scipy.optimize import nnls
+
+    table = {}
+    for name in sorted({name for each in costs for name in each}):
+        rows = [
+            (each[name], seconds.get(name, 0.0)) for each, seconds in zip(costs, measured, strict=True) if name in each
+        ]
+        amounts, taken = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+        weights = 1 / np.maximum(taken, 1e-7)
+        scales = np.maximum(amounts.max(axis=0), 1.0)
+        fitted, _ = nnls(amounts / scales * weights[:, None], taken * weights)
+        table[name] = (fitted / scales).tolist()
+    return table
+
+
+def predict(costs: Costs, table: dict[str, list[float]]) -> float:
+    """Return the seconds of all operations."""
+    return sum(float(np.dot(amounts, table[name])) for name, amounts in costs.items() if name in table)
+
+
+def in_a_process(task: str, *arguments: Any) -> Any:
+    """Return what a function of this file gives in a new process: DeepSpeed keeps its first process group."""
+    command = [sys.executable, __file__, "--task", task, json.dumps(arguments)]
+    environment = os.environ | {"DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measure, fit, predict and print."""
+    from multihop.pretrain.models.families import FAMILIES
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--task", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.task:
+        name, given = arguments.task
+        print(json.dumps({"count": count_operations, "measure": measure_steps}[name](*json.loads(given))))
+        return
+    sizes = [*FIRST, *OTHERS]
+    costs, steps = {}, {}
+    for family in arguments.families:
+        costs[family] = in_a_process("count", family, sizes)
+        names = [list(each) for each in costs[family][: len(FIRST)]]
+        steps[family] = [
+            *in_a_process("measure", family, FIRST, names),
+            *in_a_process("measure", family, OTHERS, None),
+        ]
+        print(f"measured {family}", file=sys.stderr)
+    first = range(len(FIRST))
+    table = fit_table(
+        [costs[family][i] for family in costs for i in first],
+        [steps[family][i]["operations"] for family in costs for i in first],
+    )
+    results, errors = [], []
+    for family in costs:
+        between = []  # seconds of Python and the engine for an operation
+        for i in first:
+            calls = sum(amounts[0] for amounts in costs[family][i].values())
+            between.append((steps[family][i]["seconds"] - predict(costs[family][i], table)) / calls)
+        ratios = []
+        for i in range(len(FIRST), len(sizes)):
+            calls = sum(amounts[0] for amounts in costs[family][i].values())
+            seconds = predict(costs[family][i], table) + calls * max(0.0, statistics.median(between))
+            ratios.append(seconds / steps[family][i]["seconds"])
+            results.append(
+                {"family": family, "size": sizes[i], "predicted_s": seconds, "measured_s": steps[family][i]["seconds"]}
+            )
+        errors += [abs(ratio - 1) for ratio in ratios]
+        print(f"{family:20s} " + "  ".join(f"{ratio:.2f}" for ratio in ratios))
+    print(f"predicted over measured: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"sizes": sizes, "results": results, "table": table}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
