@@ -32,7 +32,6 @@ _ASSUMED = (
     "The data is not prepared: every sample is assumed to have all tokens of its phase, and the vocabulary the "
     "recipe's size."
 )
-_OFFLOADED = "The time of offloading is not predicted: copies to the host and the update on its CPU are left out."
 _PICTURES = (".png", ".svg", ".pdf")
 _ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 1 / 16, 0.5, 100, 64e9
 """Of a GPU that is not known: the share of its bf16 rate that matrix products reach, that of fp32, the share of the
@@ -88,7 +87,7 @@ def plan(
 ) -> None:
     """Predict the memory, time and cost of a run before it starts."""
     from multihop.cluster.runs.find_data import index_folder_of, prepared_data
-    from multihop.cluster.runs.planning import plans_of
+    from multihop.cluster.runs.planning import caveats, check_precision, plans_of
     from multihop.cluster.runs.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
@@ -104,8 +103,7 @@ def plan(
             raise UserError(f"{option}={value} is not finite; give a number")
     if picture is not None and (picture.suffix not in _PICTURES or not picture.parent.is_dir()):
         raise UserError(f"--picture={picture} must be a {', '.join(_PICTURES)} file in a directory that exists")
-    if loaded.engine.precision == "bf16" and kind.name.startswith("V100"):
-        raise UserError(f"engine.precision=bf16: a {kind.name} has none; set fp16")
+    check_precision(loaded, kind)
     nodes_of = _nodes_of(numbers, nodes)
     settings = [
         {
@@ -143,8 +141,8 @@ def plan(
         out.print(line)
     if data is None:
         out.print(_ASSUMED)
-    if loaded.engine.offload != "none":
-        out.print(_OFFLOADED)
+    for sentence in caveats(loaded):
+        out.print(sentence)
     _draw(plans, price, picture)
 
 

@@ -13,10 +13,12 @@ _TIMEOUT_S = 60.0
 class ClusterGpus:
     """The GPUs of the live nodes that have some."""
 
-    by_node: tuple[int, ...]
-    """The number of GPUs of each node, the most first."""
+    free_by_node: tuple[int, ...]
+    """The number of GPUs of each node that no job has reserved, the most first."""
     names: tuple[str, ...]
-    """The distinct names, such as "NVIDIA H100 80GB HBM3", in alphabetical order; empty: no node answered."""
+    """The distinct names, such as "NVIDIA H100 80GB HBM3", in alphabetical order."""
+    silent: tuple[str, ...]
+    """For each node that did not answer: its name, and why."""
 
 
 def gpus_of_cluster() -> ClusterGpus:
@@ -24,7 +26,13 @@ def gpus_of_cluster() -> ClusterGpus:
     nodes = [node for node in nodes_of_cluster()[0] if node.gpus]
     answers = call_on_nodes([Call(node, _names) for node in nodes], _TIMEOUT_S)
     names = {name for answer in answers if not isinstance(answer, Failed) for name in answer}
-    return ClusterGpus(tuple(sorted((node.gpus for node in nodes), reverse=True)), tuple(sorted(names)))
+    silent = [
+        f"{node.name}: {answer.reason}"
+        for node, answer in zip(nodes, answers, strict=True)
+        if isinstance(answer, Failed)
+    ]
+    free = sorted((node.free_gpus for node in nodes), reverse=True)
+    return ClusterGpus(tuple(free), tuple(sorted(names)), tuple(silent))
 
 
 def _names() -> list[str]:

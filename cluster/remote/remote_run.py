@@ -29,14 +29,14 @@ from multihop.common.storage import Folder, open_folder
 from multihop.data_prep.dataset.verify import VERIFIED
 from multihop.eval.report import FILES_OF_A_RUN
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.run.files import AUDITS, FORECAST, JOURNAL, ROWS
+from multihop.pretrain.run.files import AUDITS, JOURNAL, PLANS, ROWS
 
 _Config = TypeVar("_Config", bound=TrainingConfig)
 _SCHEME = "s3://"
 _Stamp = tuple[int, int]
 _EVERY_S = 10.0
 _ATTEMPTS, _RETRY_S = 10, 1.0
-_FILES = ("recipe.json", "changes.jsonl", "summary.json", "tracking.json", AUDITS, FORECAST, *FILES_OF_A_RUN)
+_FILES = ("recipe.json", "changes.jsonl", "summary.json", "tracking.json", AUDITS, PLANS, *FILES_OF_A_RUN)
 _FOLDERS = ("eval",)
 _LOCAL_SUBFOLDERS = ("weights",)
 """Subfolders of _FOLDERS that are not uploaded."""

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ Prepared = tuple[str, str]
 
 
 class PlanningFailed(RuntimeError):
-    """The planning process ended with an error of its own."""
+    """The planning process failed."""
 
 
 def plans_of(
@@ -31,7 +32,7 @@ def plans_of(
 
     Raises:
         UserError: the recipe cannot be planned.
-        PlanningFailed: see there.
+        PlanningFailed: the planning process failed.
     """
     request = {
         "recipe": _sections(recipe),
@@ -60,8 +61,26 @@ def probe_phases(recipe: Recipe, ranks: int, hosts: int, prepared: Prepared | No
     yield from _answers("multihop.pretrain.plan.probe", request)
 
 
+def check_precision(recipe: Recipe, gpu: Gpu) -> None:
+    """Raise UserError if the GPU cannot compute in the recipe's precision."""
+    if recipe.engine.precision == "bf16" and gpu.name.startswith("V100"):
+        raise UserError(f"engine.precision=bf16: a {gpu.name} has none; set fp16")
+
+
+def caveats(recipe: Recipe) -> list[str]:
+    """Return a sentence for each setting of the recipe that a plan leaves out."""
+    sentences = []
+    if recipe.engine.offload != "none":
+        sentences.append(
+            "The time of offloading is not predicted: copies to the host and the update on its CPU are left out."
+        )
+    if recipe.engine.compile:
+        sentences.append("engine.compile is not planned: compiled layers take less memory and time.")
+    return sentences
+
+
 def engine_setting(recipe: Recipe) -> dict[str, Any]:
-    """The keys of the `engine` section that a plan may change, as the recipe has them; a plan is without `compile`."""
+    """The keys of the `engine` section that a plan may change, as the recipe has them; `compile` is never planned."""
     engine = recipe.engine
     return {
         "zero_stage": engine.zero_stage,
@@ -76,15 +95,20 @@ def _sections(recipe: Recipe) -> dict[str, Any]:
 
 
 def _answers(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines that a module writes in a process of its own, which ends with this one's interest in them."""
+    """Run a module in a process of its own and yield the JSON objects that it prints; kill it if the caller stops
+    early."""
     command = [sys.executable, "-P", "-m", module]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None and worker.stdout is not None
         try:
-            json.dump(request, worker.stdin)
-            worker.stdin.close()
+            with suppress(BrokenPipeError):  # it has ended, and its exit code says so
+                json.dump(request, worker.stdin)
+                worker.stdin.close()
             for line in worker.stdout:
-                answer = json.loads(line)
+                try:
+                    answer = json.loads(line)
+                except ValueError:
+                    raise PlanningFailed(f"the planning process printed {line[:200]!r}, which is not JSON") from None
                 if "error" in answer:
                     raise UserError(answer["error"])
                 yield answer
@@ -92,7 +116,7 @@ def _answers(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             worker.kill()
             raise
     if worker.returncode:
-        raise PlanningFailed(f"the plan's process ended with exit code {worker.returncode}; see its messages above")
+        raise PlanningFailed(f"the planning process ended with exit code {worker.returncode}; see its messages above")
 
 
 def _vocabularies(recipe: Recipe, prepared: Prepared | None) -> tuple[int, int | None]:

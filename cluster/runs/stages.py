@@ -14,7 +14,7 @@ from multihop.cluster.remote.remote_run import RemoteRun
 from multihop.cluster.runs.background_audits import background_audits
 from multihop.cluster.runs.evaluation import check_evaluation, is_evaluation_done, list_trials, select_examples
 from multihop.cluster.runs.folder import locked_run_dir
-from multihop.cluster.runs.forecast import forecast_training
+from multihop.cluster.runs.plan_training import plan_training
 from multihop.cluster.runs.prepared import get_or_prepare_dataset, link_dataset
 from multihop.cluster.runs.recipe import Recipe
 from multihop.cluster.runs.resolved import ResolvedRun, check_data_unchanged, resolve, store_of, with_newest_checkpoint
@@ -240,7 +240,7 @@ def _train(run: ResolvedRun, tracker: "Tracker", full_verify: bool, seconds: _Se
     data = open_dataset(run.data_folder)
     build_indexes(run.folder / "index", data, run.recipe, full_verify)
     build_word_vectors(run.folder / "index", data, run.recipe.model, full_verify)
-    forecast_training(run)
+    plan_training(run)
     write_summary(run.folder, "running", seconds.by_stage)
     with seconds.of("train"), tracker.follow_metrics(), progress_line("pretrain ") as line:
 

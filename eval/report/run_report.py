@@ -14,7 +14,7 @@ from multihop.data_prep.dataset.manifest import MANIFEST
 from multihop.eval.inference.examples import read_examples
 from multihop.eval.report import FILES_OF_A_RUN
 from multihop.eval.report.data_section import data_context
-from multihop.eval.report.forecast_section import forecast_context
+from multihop.eval.report.plan_section import plan_context
 from multihop.eval.report.plots import (
     MAX_POINTS,
     Curve,
@@ -77,7 +77,7 @@ _TARGETS = {
 def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
     """Write `report.html` (self-contained), `report.md` and its pictures into `run_dir`: `FILES_OF_A_RUN`.
 
-    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, forecast.json, eval/plan.json,
+    Reads recipe.json and summary.json and, if they exist, metrics.jsonl, plans.jsonl, eval/plan.json,
     eval/results.jsonl, eval/predictions/, eval/examples.json and data/.
 
     Args:
@@ -107,7 +107,7 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
         "losses_note": "loss is the sum that is optimized; the other losses are its parts, in nats. Training: of the "
         "last logged batch.",
         "time": training_time(rows, recipe),
-        **forecast_context(run_dir, rows),
+        **plan_context(run_dir, rows),
         "by_source": [
             (sources[source], f"{max(losses):,}", show(losses[max(losses)]))
             for source, losses in losses_by_source(rows).items()

@@ -1,4 +1,4 @@
-"""Two nodes that share only a bucket, and prepare the data of their runs through it."""
+"""Nodes that share only a bucket, and prepare the data of their runs through it."""
 
 import hashlib
 import itertools
@@ -34,7 +34,7 @@ _RUNS = "s3://bucket/runs"
 
 
 @pytest.fixture
-def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+def three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """Each node prepares the same data set, or fetches it if another one has prepared it, and tries again after an
     error. The stages run in the process of their caller instead of on Ray.
 
@@ -88,10 +88,11 @@ def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
                 found = bytes_of(process.result)
                 assert expected.items() <= found.items()  # a fetched copy has records of its own too
 
-        # The second begins when the first has ended or stands still: threads that wait for Arrow's look blocked, so
-        # the order of two that compute is not always the same.
+        # The second begins when the first has ended or stands still, so that both do not compute at once: that made
+        # the order of their operations depend on the machine's load.
         first = world.start("first", node)
         world.run(until=lambda: first.is_dead or first.suspended_until > world.time)
+        _check_folders(bucket)
         for name in ("second", "third"):
             process = world.start(name, node)
             world.run()
@@ -113,12 +114,12 @@ def _check_folders(bucket: SimulatedBucket) -> None:
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(1, marks=LONG)])
-def test_nodes_that_fail_anywhere(two_nodes: Scenario, every: int, table: Table) -> None:
-    check_every_failure(two_nodes, every, table)
+def test_nodes_that_fail_anywhere(three_nodes: Scenario, every: int, table: Table) -> None:
+    check_every_failure(three_nodes, every, table)
 
 
 def test_a_listing_before_its_files_is_found(
-    two_nodes: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+    three_nodes: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed_first(local: Path, remote: Folder, without: Container[str] = ()) -> None:
         contents = {name: content for name, content in bytes_of(local).items() if not name.startswith(".")}
@@ -131,5 +132,5 @@ def test_a_listing_before_its_files_is_found(
 
     for module in (remote_run, object_store):
         monkeypatch.setattr(module, "push", listed_first)
-    with pytest.raises(AssertionError, match=r"kind='kill'\) at 'put .*"):
-        check_every_failure(two_nodes, 4, table, kinds=("kill",))
+    with pytest.raises(AssertionError, match=r"kind='kill'\) at 'put .*: KeyError"):
+        check_every_failure(three_nodes, 4, table, kinds=("kill",))

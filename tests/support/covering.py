@@ -32,7 +32,7 @@ def _triples(combination: Sequence[Any]) -> set[tuple[tuple[int, Any], ...]]:
 def short_and_long(short: Iterable[Sequence[Any]], long: Iterable[Sequence[Any]]) -> list[Any]:
     """Return the parameters of a test: those of `make test`, then the others, which are marked long."""
     first = list(short)
-    others = [each for each in long if tuple(each) not in map(tuple, first)]
+    others = [each for each in dict.fromkeys(map(tuple, long)) if each not in map(tuple, first)]
     return [
         pytest.param(*each, marks=marks, id="-".join(map(str, each)))
         for chosen, marks in ((first, []), (others, [pytest.mark.long]))

@@ -20,29 +20,36 @@ from multihop.eval.report.render import duration
 from multihop.eval.report.run_report import as_pairs, headline, read_curves, training_time, write_report
 
 
-def test_forecast_and_measured_speeds_of_each_phase(tmp_path: Path) -> None:
+def test_planned_and_measured_speeds_of_each_phase_and_start(tmp_path: Path) -> None:
     run = reported_run(tmp_path / "run", [])
-    plan = {"steps": 10, "micro_batch_size": 8, "tokens_per_s": 20_000.4, "mfu": 0.314, "peak_bytes": 61.25e9}
-    phases = [{**plan, "phase": 0}, {**plan, "phase": 1, "steps": 4, "micro_batch_size": 0, "peak_bytes": 99e9}]
-    forecast = {"gpu": "H100", "ranks": 8, "nodes": 1, "from_step": 4, "usable_bytes": 72e9, "phases": phases}
+    speed = {"micro_batch_size": 8, "tokens_per_s": 20_000.4, "mfu": 0.314, "peak_bytes": 61.25e9}
+    phases = [{**speed, "phase": 0, "steps": 10}, {**speed, "phase": 1, "steps": 4, "micro_batch_size": 0}]
+    plan = {"gpus": ["NVIDIA H100"], "ranks": 8, "phases": phases}
+    plans = [
+        {**plan, "from_step": 0},
+        {"from_step": 4, "reason": "nvidia-smi names no GPU"},
+        {**plan, "from_step": 6, "ranks": 4},
+    ]
     rows = [
         {"step": step, "loss": 1.0, "tokens_per_s": speed, "mfu": speed / 1e5, "system/gpu_peak_memory_gb": memory}
-        for step, speed, memory in [(4, 1.0, 99.0), (6, 18_000.0, 60.0), (10, 19_000.0, 62.04), (14, 9_000.0, 70.0)]
+        for step, speed, memory in [
+            (2, 30_000.0, 59.0),
+            (4, 20_000.0, 61.0),
+            (6, 1.0, 99.0),
+            (10, 19_000.0, 62.04),
+            (14, 9_000.0, 70.0),
+        ]
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_report(run)
-    assert "forecast" not in read_report(run)[0].tables
-    (run / "forecast.json").write_text(json.dumps(forecast))
+    assert "planned" not in read_report(run)[0].tables
+    (run / "plans.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plans))
     write_report(run)
-    parsed, html, _ = read_report(run)
-    assert parsed.tables["forecast"][1:] == [
-        ["0", "20,000", "18,500", "31%", "18%", "61.2 GB", "62.0 GB"],
-        ["1", "-", "9,000", "-", "9%", "99.0 GB", "70.0 GB"],
+    assert read_report(run)[0].tables["planned"][1:] == [
+        ["1", "8 x NVIDIA H100", "0", "20,000", "25,000", "31%", "25%", "61.2 GB", "61.0 GB"],
+        ["7", "4 x NVIDIA H100", "0", "20,000", "19,000", "31%", "19%", "61.2 GB", "62.0 GB"],
+        ["11", "4 x NVIDIA H100", "1", "does not fit", "9,000", "-", "9%", "61.2 GB", "70.0 GB"],
     ]
-    assert "Forecast before step 5, for 8 x H100." in html
-    (run / "forecast.json").write_text("{")
-    with pytest.raises(UserError, match=r"forecast\.json is damaged .*; remove it"):
-        write_report(run)
 
 
 def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data: Path) -> None:

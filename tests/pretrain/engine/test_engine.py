@@ -53,6 +53,20 @@ SHORT = [
     ("muon", "bf16", 4, 3, "optimizer"),
 ]
 """Each optimizer, stage, precision and kind of offloading; LAMB, which needs whole tensors, in each stage."""
+MORE = [
+    ("lamb", "fp32", 1, 0, "none"),
+    ("lamb", "fp32", 2, 1, "none"),
+    ("lamb", "fp32", 4, 1, "optimizer"),
+    ("lamb", "fp32", 4, 2, "none"),
+    ("lamb", "bf16", 2, 1, "none"),
+    ("lamb", "fp16", 2, 2, "none"),
+    ("adamw", "fp32", 2, 2, "none"),
+    ("adamw", "fp16", 2, 1, "optimizer"),
+    ("muon", "fp32", 2, 0, "none"),
+    ("muon", "fp32", 2, 2, "optimizer"),
+    ("muon", "fp32", 2, 3, "none"),
+    ("muon", "fp32", 4, 1, "none"),
+]
 
 
 SHORT_OFFLOADED = (
@@ -128,7 +142,8 @@ def largest(ours: list[float], theirs: list[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "precision", "ranks", "stage", "offload"), short_and_long(SHORT, three_way_combinations(ALL))
+    ("optimizer", "precision", "ranks", "stage", "offload"),
+    short_and_long(SHORT, [*MORE, *three_way_combinations(ALL)]),
 )
 def test_thirty_steps_are_those_of_a_plain_loop(
     pool: Pool, table: Table, optimizer: str, precision: str, ranks: int, stage: int, offload: str

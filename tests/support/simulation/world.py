@@ -11,6 +11,7 @@ sleeps elsewhere may also wait for threads that are not Python's, such as Arrow'
 
 import dis
 import errno
+import queue
 import random
 import sys
 import threading
@@ -20,7 +21,6 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
@@ -343,7 +343,7 @@ class World:
 
     def _settle(self) -> list[_Turns]:
         """Wait until no thread goes on by itself; returns those that wait for others and not for their turn."""
-        since = time.monotonic()
+        since = awake = time.monotonic()
         before: dict[_Turns, int] = {}
         while True:
             for turns in [turns for turns in self._turns.values() if turns.has_ended]:
@@ -352,11 +352,12 @@ class World:
             if not running:
                 return []
             seen = {turns: _progress(turns.thread) for turns in running}
-            elapsed = time.monotonic() - since
-            are_still = all(seen[turns] is not None and before.get(turns) == seen[turns] for turns in running)
-            if are_still and (elapsed > _MOMENT_S or all(_waits_for_python(turns.thread) for turns in running)):
+            now = time.monotonic()
+            if not all(seen[turns] is not None and before.get(turns) == seen[turns] for turns in running):
+                awake = now
+            elif now - awake > _MOMENT_S or all(_waits_for_python(turns.thread) for turns in running):
                 return running
-            if elapsed > _STUCK_S:
+            if now - since > _STUCK_S:
                 raise RuntimeError(f"a thread goes on without an operation\n{self._stacks(running)}")
             before = {turns: progress for turns, progress in seen.items() if progress is not None}
             self._changed.acquire(timeout=_LOOK_S)
@@ -371,14 +372,15 @@ class World:
 
 
 _START = threading.Thread.start
-_LIBRARY = {str(Path(module.__file__).parent) for module in (threading, futures)}
+_WAITING = {module.__file__ for module in (threading, queue, futures._base, futures.thread)}
 
 
 def _waits_for_python(thread: threading.Thread) -> bool:
-    """Whether a thread that sleeps does so in Python's library, such as a queue or an executor, or enters a lock."""
+    """Whether a thread that sleeps does so in a lock, a queue or an executor of Python's."""
     frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None or str(Path(frame.f_code.co_filename).parent) in _LIBRARY:
+    if frame is None or frame.f_code.co_filename in _WAITING:
         return True
+    # `with lock`, which calls no Python. From Python 3.14 on the operation has another name.
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BEFORE_WITH"
 
 

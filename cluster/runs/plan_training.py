@@ -1,0 +1,138 @@
+"""Plans the rest of a training on the cluster's GPUs before it starts: a line on the console, and a row for the report.
+
+The same plan is not made twice: a restart takes that of the last row of plans.jsonl, if what it depends on is equal.
+"""
+
+from dataclasses import asdict, replace
+from itertools import accumulate
+from typing import Any
+
+from multihop.cluster.console import console
+from multihop.cluster.ray.capacity import has_gpus
+from multihop.cluster.ray.gpus import ClusterGpus, gpus_of_cluster
+from multihop.cluster.runs.planning import PlanningFailed, caveats, check_precision, engine_setting, plans_of
+from multihop.cluster.runs.resolved import ResolvedRun
+from multihop.common.errors import UserError
+from multihop.common.files import sha256_json
+from multihop.common.gpus import USABLE, Gpu, gpu_named
+from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.eval.report.render import duration
+from multihop.pretrain.run.files import PLANS
+
+_GB = 1e9
+_KEY_VERSION = 1
+"""Changes with what a plan computes."""
+
+
+def plan_training(run: ResolvedRun) -> None:
+    """Print the time that is left, memory and what limits the speed, and append them to plans.jsonl.
+
+    Does nothing if no node has a GPU: the time on a CPU is not predicted. If there is no plan, prints why; the
+    training starts all the same.
+    """
+    if not has_gpus():
+        return
+    path = run.folder / PLANS
+    try:
+        rows = read_rows(path)
+        row = _plan(run, gpus_of_cluster(), rows[-1] if rows else {})
+    except (UserError, PlanningFailed) as error:
+        append_row(path, {"from_step": run.step, "reason": str(error)})
+        console.print(f"plan      none: {error}")
+        return
+    append_row(path, row)
+    console.print(f"plan      {summary_of(row)}")
+    for sentence in row["caveats"]:
+        console.print(f"          {sentence}")
+
+
+def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
+    """Plan all phases on as many ranks as the cluster has room for.
+
+    Args:
+        last: the last row of plans.jsonl.
+
+    Raises:
+        UserError: the GPUs are not known, or the recipe cannot be planned.
+        PlanningFailed: the planning process failed.
+    """
+    recipe = run.recipe
+    gpu = weakest_gpu(cluster)
+    check_precision(recipe, gpu)
+    least, most = recipe.cluster.worker_range
+    ranks = max(least, min(most, sum(cluster.free_by_node)))
+    setting = {"world_size": ranks, "bus_bandwidth": gpu.link, "engine": engine_setting(recipe)}
+    data = None if run.data is None else run.data.fingerprint
+    training = recipe.model_dump(mode="json", include={"model", "objective", "phases", "optimizer", "engine", "data"})
+    key = sha256_json([_KEY_VERSION, training, data, asdict(gpu), ranks])
+    if last.get("key") == key:
+        plans = last["phases"]
+    else:
+        plans = list(plans_of(recipe, gpu, [setting], (str(run.data_folder), str(run.folder / "index"))))
+    ends = accumulate(phase.steps for phase in recipe.phases)
+    return {
+        "key": key,
+        "gpus": list(cluster.names),
+        "ranks": ranks,
+        "nodes": _count_nodes(ranks, cluster.free_by_node),
+        "from_step": run.step,
+        "usable_bytes": USABLE * gpu.memory,
+        "caveats": caveats(recipe),
+        "phases": [plan | {"left_s": _left_s(plan, end - run.step)} for plan, end in zip(plans, ends, strict=True)],
+    }
+
+
+def weakest_gpu(cluster: ClusterGpus) -> Gpu:
+    """Return the GPU of the cluster; of several kinds one that has the least of each rate and of memory.
+
+    Raises:
+        UserError: a node does not name its GPUs, or one is not known.
+    """
+    if cluster.silent:
+        raise UserError(f"nvidia-smi gave no names of GPUs on {'; '.join(cluster.silent)}")
+    kinds = {name: gpu_named(name) for name in cluster.names}
+    known = [kind for kind in kinds.values() if kind is not None]
+    if unknown := [name for name, kind in kinds.items() if kind is None]:
+        raise UserError(
+            f"the GPUs {', '.join(unknown)} are not known; describe them to `multihop plan` by --gpu-memory, "
+            "--gpu-tflops and --gpu-bandwidth"
+        )
+    if not known:
+        raise UserError("nvidia-smi names no GPU")
+    fields = [each for each in asdict(known[0]) if each != "name"]
+    return replace(known[0], **{each: min(getattr(kind, each) for kind in known) for each in fields})
+
+
+def _left_s(plan: dict[str, Any], steps: int) -> float | None:
+    """Seconds of what is left of a phase that ends after so many steps; None: it does not fit."""
+    if steps <= 0:
+        return 0.0
+    if not plan["micro_batch_size"]:
+        return None
+    seconds: float = min(steps * plan["step_s"], plan["phase_s"])
+    return seconds
+
+
+def _count_nodes(ranks: int, free_by_node: tuple[int, ...]) -> int:
+    """The fewest nodes that have room for the ranks, or all."""
+    enough = (nodes for nodes, gpus in enumerate(accumulate(free_by_node), start=1) if gpus >= ranks)
+    return next(enough, len(free_by_node))
+
+
+def summary_of(row: Row) -> str:
+    """Return the plan of a row of plans.jsonl in a line."""
+    gpus, usable = f"{row['ranks']} x {' or '.join(row['gpus'])}", row["usable_bytes"] / _GB
+    phases = [phase for phase in row["phases"] if phase["left_s"] != 0.0]
+    if misfits := [phase for phase in phases if phase["left_s"] is None]:
+        worst = max(misfits, key=lambda phase: phase["peak_bytes"])
+        return (
+            f"{gpus}: phases[{worst['phase']}] does not fit, with {worst['peak_bytes'] / _GB:,.1f} of {usable:,.1f} GB "
+            f"a GPU for micro-batches of {worst['traced_samples']}"
+        )
+    longest = max(phases, key=lambda phase: phase["left_s"])
+    most = max(phase["peak_bytes"] for phase in phases) / _GB
+    left = duration(sum(phase["left_s"] for phase in phases))
+    line = f"{gpus}: {left} left, {most:,.1f} of {usable:,.1f} GB a GPU"
+    if row["nodes"] > 1:
+        return f"{line}, if the links between nodes are as fast as those within one"
+    return f"{line}, limited by {longest['limited_by']}"
