@@ -125,25 +125,23 @@ def seconds_by_name(events: Any, names: set[str]) -> dict[str, float]:
 
 
 def fit_table(costs: list[Costs], measured: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Return the seconds of a call, of a byte and of a floating-point operation for each kind, none negative, with the
-    least squares of the relative errors."""
+    """Return the seconds of a call, of a byte and of a floating-point operation for each kind that was measured, none
+    negative, with the least squares of the relative errors."""
     from scipy.optimize import nnls
 
     table = {}
-    for name in sorted({name for each in costs for name in each}):
-        rows = [
-            (each[name], seconds.get(name, 0.0)) for each, seconds in zip(costs, measured, strict=True) if name in each
-        ]
+    for name in sorted({name for each in measured for name in each}):
+        pairs = zip(costs, measured, strict=True)
+        rows = [(each[name], seconds[name]) for each, seconds in pairs if name in each and name in seconds]
         amounts, taken = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-        weights = 1 / np.maximum(taken, 1e-7)
         scales = np.maximum(amounts.max(axis=0), 1.0)
-        fitted, _ = nnls(amounts / scales * weights[:, None], taken * weights)
+        fitted, _ = nnls(amounts / scales / taken[:, None], np.ones(len(rows)))
         table[name] = (fitted / scales).tolist()
     return table
 
 
 def predict(costs: Costs, table: dict[str, list[float]]) -> float:
-    """Return the seconds of all operations."""
+    """Return the seconds of all operations but those within others, which the profiler counts with them."""
     return sum(float(np.dot(amounts, table[name])) for name, amounts in costs.items() if name in table)
 
 
@@ -187,20 +185,23 @@ def main() -> None:
     )
     results, errors = [], []
     for family in costs:
-        between = []  # seconds of Python and the engine for an operation
+        between = []  # for an operation: Python and the engine, less what the profiler costs
         for i in first:
             calls = sum(amounts[0] for amounts in costs[family][i].values())
             between.append((steps[family][i]["seconds"] - predict(costs[family][i], table)) / calls)
         ratios = []
         for i in range(len(FIRST), len(sizes)):
             calls = sum(amounts[0] for amounts in costs[family][i].values())
-            seconds = predict(costs[family][i], table) + calls * max(0.0, statistics.median(between))
+            seconds = predict(costs[family][i], table) + calls * statistics.median(between)
             ratios.append(seconds / steps[family][i]["seconds"])
             results.append(
                 {"family": family, "size": sizes[i], "predicted_s": seconds, "measured_s": steps[family][i]["seconds"]}
             )
         errors += [abs(ratio - 1) for ratio in ratios]
         print(f"{family:20s} " + "  ".join(f"{ratio:.2f}" for ratio in ratios))
+    kinds = {name for family in costs for i in first for name in costs[family][i]}
+    print(f"{len(kinds - table.keys())} of {len(kinds)} kinds of operations were only seen within others: ", end="")
+    print(", ".join(sorted(kinds - table.keys())))
     print(f"predicted over measured: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"sizes": sizes, "results": results, "table": table}, indent=1))
