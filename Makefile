@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip
 # No byte code at installation: Python compiles modules at first import, and only a tenth of all is ever imported.
 INSTALL := $(PIP) install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
-# In three processes on two cores: much of the time of many tests is waiting for Ray and for processes that start.
-PYTEST := $(BIN)/pytest --durations 20 --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+# In two processes: much of the time of many tests is waiting for Ray and for processes that start.
+PYTEST := $(BIN)/pytest --durations 20 --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 VADER := vaderSentiment==3.3.2
 
 # One pip at a time.

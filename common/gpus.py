@@ -1,8 +1,10 @@
 """GPUs by name: their rates and memory, from NVIDIA's datasheets."""
 
 import re
+import subprocess
 from dataclasses import dataclass
 
+_QUERY_S = 20.0
 USABLE = 0.9
 """Share of a GPU's memory that is planned for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 
@@ -64,6 +66,20 @@ def gpu_named(name: str) -> Gpu | None:
     if "LAPTOP" in given:  # slower than the card of that name
         return None
     return next((gpu for gpu in GPUS.values() if given >= _words(gpu.name)), None)
+
+
+def nvidia_smi(*fields: str) -> str:
+    """Return these fields of each GPU of this machine, as nvidia-smi's CSV without units.
+
+    Raises:
+        OSError: there is no nvidia-smi.
+        RuntimeError: nvidia-smi failed.
+    """
+    query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=_QUERY_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"nvidia-smi: {(done.stdout + done.stderr).strip()[:300]}")
+    return done.stdout
 
 
 def datasheet_rate(device_name: str) -> float | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from multihop.cluster.jobs.head_scripts.inspect_head import installed_code, installed_versions
 from multihop.cluster.ray.each_node import interface_of
+from multihop.common.gpus import nvidia_smi
 from multihop.common.machine import available_memory, total_memory
 
 _MATRIX_SIZE, _PRODUCTS = 1024, 20
@@ -137,12 +138,9 @@ def query_gpus() -> dict[str, Any]:
         OSError: there is no nvidia-smi.
         RuntimeError: nvidia-smi failed.
     """
-    query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=20)
-    if done.returncode != 0:
-        raise RuntimeError(f"nvidia-smi: {(done.stdout + done.stderr).strip()[:300]}")
+    rows = parse_gpus(nvidia_smi(*_FIELDS))
     log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=20)
-    return {"gpus": parse_gpus(done.stdout), "xids": parse_xids(log.stdout) if log.returncode == 0 else None}
+    return {"gpus": rows, "xids": parse_xids(log.stdout) if log.returncode == 0 else None}
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:

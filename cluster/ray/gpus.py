@@ -1,11 +1,10 @@
 """The GPUs of a cluster, as their drivers name them. Ray's own names are too short: all A100 have the same."""
 
-import subprocess
 from dataclasses import dataclass
 
 from multihop.cluster.ray.each_node import Call, Failed, call_on_nodes, nodes_of_cluster
+from multihop.common.gpus import nvidia_smi
 
-_QUERY_S = 20.0
 _TIMEOUT_S = 60.0
 
 
@@ -36,6 +35,4 @@ def gpus_of_cluster() -> ClusterGpus:
 
 
 def _names() -> list[str]:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in nvidia_smi("name").splitlines() if line.strip()]

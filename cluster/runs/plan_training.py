@@ -83,7 +83,7 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
 
 
 def weakest_gpu(cluster: ClusterGpus) -> Gpu:
-    """Return the GPU of the cluster; of several kinds one that has the least of each rate and of memory.
+    """Return the GPU of the cluster; of several kinds the slowest, with the least memory and the lowest rates of all.
 
     Raises:
         UserError: a node does not name its GPUs, or one is not known.
@@ -100,7 +100,8 @@ def weakest_gpu(cluster: ClusterGpus) -> Gpu:
     if not known:
         raise UserError("nvidia-smi names no GPU")
     fields = [each for each in asdict(known[0]) if each != "name"]
-    return replace(known[0], **{each: min(getattr(kind, each) for kind in known) for each in fields})
+    slowest = min(known, key=lambda kind: kind.achievable_flops)
+    return replace(slowest, **{each: min(getattr(kind, each) for kind in known) for each in fields})
 
 
 def _left_s(plan: dict[str, Any], steps: int) -> float | None:

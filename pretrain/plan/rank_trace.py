@@ -82,7 +82,7 @@ def _fused_attention(
 
 
 class _CtcLoss(torch.autograd.Function):
-    """What torch's kernel of the loss allocates: the forward variables, then the backward variables and gradients."""
+    """Allocates what torch's kernel does: the forward variables, then the backward variables and the gradients."""
 
     @staticmethod
     def forward(ctx: Any, log_probabilities: Tensor, states: int) -> Tensor:
@@ -102,7 +102,7 @@ class _CtcLoss(torch.autograd.Function):
 def _ctc_loss(
     log_probabilities: Tensor, targets: Tensor, sizes: Tensor, target_sizes: Tensor, blank: int, reduction: str
 ) -> Tensor:
-    """torch's function of that name, which it lacks on the meta device."""
+    """torch's function of that name, whose kernel it lacks on the meta device."""
     loss: Tensor = _CtcLoss.apply(log_probabilities, 2 * int(target_sizes.max()) + 1)
     return loss
 

@@ -45,6 +45,8 @@ def test_a_phase_that_does_not_fit_is_named_unless_it_is_done() -> None:
 def test_of_several_kinds_each_rate_and_the_memory_are_the_least() -> None:
     mixed = weakest_gpu(ClusterGpus((8, 8), ("NVIDIA A100-SXM4-80GB", "NVIDIA L40S"), ()))
     assert (mixed.memory, mixed.achievable_flops, mixed.bandwidth) == (48e9, 271e12, 864e9)
+    slow = weakest_gpu(ClusterGpus((8, 8), ("NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB"), ()))
+    assert slow.name == "V100 32GB"  # by which the recipe's precision is checked
     with pytest.raises(UserError, match="NVIDIA Unheard-of are not known; describe them"):
         weakest_gpu(ClusterGpus((8, 8), ("NVIDIA L40S", "NVIDIA Unheard-of"), ()))
     with pytest.raises(UserError, match="no names of GPUs on b: no answer"):
