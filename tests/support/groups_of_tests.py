@@ -1,6 +1,8 @@
 """Groups of tests that share a process when several processes run them (`pytest -n 2 --dist loadgroup`)."""
 
+import gc
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -26,6 +28,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.getoption("loadgroup", False):
         ungrouped = [item.nodeid for item in session.items if not item.nodeid.endswith(f"@{_group(item)}")]
         assert not ungrouped, f"pytest-xdist does not group {ungrouped[0]}: does it know this version of pytest?"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """After each file, exempt what is left, which is mostly libraries, from garbage collection: it takes half a second
+    with all of them."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def _group(item: pytest.Item) -> str:

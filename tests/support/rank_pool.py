@@ -1,5 +1,6 @@
 """Groups of training processes that all tests share: starting one with DeepSpeed takes 10 to 15 seconds."""
 
+import gc
 import multiprocessing
 import os
 import secrets
@@ -104,3 +105,5 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int, secret: str)
             pipe.send((True, job(ranks, *arguments)))
         except Exception:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
+        gc.collect()
+        gc.freeze()  # the libraries, through which each of DeepSpeed's many collections would go
