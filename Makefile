@@ -36,7 +36,7 @@ test-long: $(VENV)/dev.done
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 # The site, in build/site; needs no network, and neither do its readers. Warnings are errors: a broken link, a page
