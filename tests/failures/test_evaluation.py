@@ -1,0 +1,142 @@
+"""Trials of an evaluation on a disk: their driver, and a process for each trial."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation.disk import SimulatedDisk
+from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.world import Killed, World
+from tables_of_tests import Table
+
+from multihop.cluster.ray import WorkerDiedError
+from multihop.cluster.runs import trials as runs_trials
+from multihop.cluster.runs.evaluation import weights_dir
+from multihop.cluster.runs.trials import run_missing_trials
+from multihop.common import clock, files
+from multihop.common.json_lines import Row, read_rows
+from multihop.data_prep.dataset.shards import open_dataset
+from multihop.eval.config import EvalConfig
+from multihop.eval.model.model_under_test import of_run
+from multihop.eval.tasks.known_tasks import open_tasks
+from multihop.eval.trials.list_trials import plan_trials
+from multihop.eval.trials.plan_file import RESULTS, read_results
+from multihop.eval.trials.trial import Trial
+from multihop.pretrain.models.families import parse_model_config
+
+
+def workers_of(world: World) -> Callable[..., Iterator[Any]]:
+    """Return what stands for `map_on_ray`: a simulated process for each item, one after another, tried again as Ray
+    does if it is killed."""
+
+    def mapped(
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        what: Callable[[Any], str],
+        resources: object,
+        on_death: Callable[[Any, WorkerDiedError], Any],
+    ) -> Iterator[Any]:
+        for item in items:
+            for _ in range(2):
+                number = sum(process.name.startswith("worker") for process in world.processes)
+                worker = world.start(f"worker {number}", lambda item=item: function(item))
+                while not worker.is_dead:
+                    clock.sleep(1.0)
+                if worker.error is None:
+                    yield worker.result
+                    break
+                assert isinstance(worker.error, Killed), worker.error
+            else:
+                yield on_death(item, WorkerDiedError(what(item)))
+
+    return mapped
+
+
+@pytest.fixture
+def evaluated(bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    """A task with two settings, and one that starts from the weights of the better one: evaluated twice, the second
+    time with another seed in addition.
+
+    Promised: a trial that was reported has its row, and the predictions of that row; in the end there are all rows,
+    with the scores of an evaluation without a fault, and no weights.
+    """
+    words = ("river", "stone", "letter", "garden")
+    for name in ("large", "small"):
+        rows = "".join(f"{words[i % 4]} {i},{i % 2}\n" for i in range(24))
+        (tmp_path / f"{name}.csv").write_text(f"what,how\n{rows}")
+        described = f"kind: classification\ntrain: {name}.csv\nfields: {{text: what, label: how}}\n"
+        (tmp_path / f"{name}.yaml").write_text(described)
+    large, small = str(tmp_path / "large.yaml"), str(tmp_path / "small.yaml")
+    model = parse_model_config({"family": "bert", "layers": 1, "hidden": 8, "heads": 1, "max_positions": 32})
+    manifest = open_dataset(bert_data).manifest
+    worlds = itertools.count()
+
+    def trials_of(seeds: list[int], run: Path) -> tuple[EvalConfig, list[Trial]]:
+        tasks = [{"name": small, "start_from": large}, {"name": large, "lr": [1e-3, 2e-3]}]
+        common = {"seeds": seeds, "lr": [1e-3], "batch_size": 16, "epochs": 1, "inits": ["random"], "cpus": 1}
+        config = EvalConfig.model_validate({"tasks": tasks, **common})
+        tested = of_run(model, str(run), "c", 7, bert_data, manifest)
+        return config, plan_trials(config, open_tasks(config), tested, weights_dir(run / RESULTS))
+
+    def timeless(rows: Sequence[Row]) -> list[Row]:
+        return [{**row, "seconds": 0} for row in rows]
+
+    expected: list[Row] = []
+
+    def scenario(world: World) -> None:
+        root = tmp_path / str(next(worlds))
+        root.mkdir()
+        results = root / RESULTS
+        reported: list[Row] = []
+
+        def evaluate(seeds: list[int]) -> int:
+            config, trials = trials_of(seeds, root)
+            return run_missing_trials(trials, config, results, lambda row: reported.append(json.loads(json.dumps(row))))
+
+        def check() -> None:
+            rows = read_rows(results)
+            for row in reported:
+                assert row in rows, f"{row['key']} was reported and is not there"
+            for row in rows:
+                if row["status"] == "ok":
+                    predictions = (results.parent / "predictions" / f"{row['key']}.json").read_bytes()
+                    assert hashlib.sha256(predictions).hexdigest() == row["predictions_sha256"]
+
+        monkeypatch.setattr(runs_trials, "map_on_ray", workers_of(world))
+        with SimulatedDisk(world, root).mounted():
+            for name, seeds in (("first", [0]), ("second", [0, 1])):
+                process = world.start(name, lambda seeds=seeds: evaluate(seeds))
+                world.run()
+                check()
+                assert process.error is not None or (world.fault and world.happened) or process.result == 0
+            if world.fault:  # what was left to do
+                last = world.start("last", lambda: evaluate([0, 1]))
+                world.run()
+                check()
+                assert last.result == 0
+        found = read_results(root)
+        assert not found.unfinished and all(row["status"] == "ok" for row in found.rows)
+        if not expected:
+            expected.extend(timeless(found.rows))
+        assert timeless(found.rows) == expected
+        assert not list(weights_dir(results).iterdir())
+        assert not [path for path in root.rglob("*") if path.name.startswith(".tmp")]
+
+    return scenario
+
+
+@pytest.mark.parametrize("every", [47, pytest.param(1, marks=LONG)])
+def test_an_evaluation_that_fails_anywhere(evaluated: Scenario, every: int, table: Table) -> None:
+    check_every_failure(evaluated, every, table)
+
+
+def test_predictions_are_lost_if_their_folder_is_not_synced(
+    evaluated: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync", lambda path: None)
+    with pytest.raises(AssertionError, match=r"faults broke a promise:\nFault\(.*kind='cut'\)"):
+        check_every_failure(evaluated, 7, table, ["cut"])
