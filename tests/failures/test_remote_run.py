@@ -74,6 +74,7 @@ def test_a_run_whose_drivers_fail_anywhere(two_drivers: Scenario, every: int, ta
     check_every_failure(two_drivers, every, table)
 
 
+@pytest.mark.long
 def test_results_are_lost_if_the_lease_is_not_renewed_after_an_upload(
     two_drivers: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

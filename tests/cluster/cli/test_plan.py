@@ -38,6 +38,9 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+ONE_PHASE = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
+
+
 def plan(recipe: Path, *arguments: str) -> Any:
     result = CliRunner().invoke(app, ["plan", str(recipe), "--json", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -45,7 +48,7 @@ def plan(recipe: Path, *arguments: str) -> Any:
 
 
 def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
-    found = plan(recipe, "--gpus", "4", "--gpu", "H100", "--price", "2")
+    found = plan(recipe, "--gpus", "4", "--gpu", "H100", "--price", "2", "--failures", "0")
     first, second = found["plans"]
     assert (first["phase"], first["seq_len"], second["seq_len"]) == (0, 64, 128)
     assert first["micro_batch_size"] == 16 and first["micro_batches"] == 1
@@ -55,6 +58,7 @@ def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
     assert 925 * (1 - 1e-9) <= first["phase_s"] / first["step_s"] <= 1000 * (1 + 1e-9)
     assert 0 < first["step_s"] < 1
     assert first["cost"] == pytest.approx(2 * 4 * first["hours"]) and 0 < first["mfu"] < 1
+    assert found["with_failures"] is None
 
 
 def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
@@ -65,21 +69,19 @@ def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
     assert hours < failing["hours"][0] <= failing["hours"][1] <= failing["hours"][2] < 1.1 * hours
     assert failing["failures"] == pytest.approx(4 * 20 / 1000 * hours / 24)
     assert 0.9 < failing["goodput"] < 1
-    assert plan(recipe, "--gpus", "4", "--failures", "0", long)["with_failures"] is None
 
 
 def test_all_stages_the_cheapest_that_fits_first(recipe: Path) -> None:
-    one_phase = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
-    plans = plan(recipe, "--gpus", "4", "--sweep", "--price", "0", one_phase, "engine.micro_batch_size=8")["plans"]
+    arguments = ["--gpus", "4", "--sweep", "--price", "0", ONE_PHASE, "engine.micro_batch_size=8", "model.layers=1"]
+    plans = plan(recipe, *arguments)["plans"]
     assert len(plans) == 3 * 3 and {row["cost"] for row in plans} == {0.0}
     hours = [row["hours"] for row in plans]
     assert hours == sorted(hours) and all(row["micro_batch_size"] == 8 for row in plans)
 
 
 def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: Path, tmp_path: Path) -> None:
-    one_phase = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
     picture = tmp_path / "plans.png"
-    arguments = ["--gpus", "2,8", "--nodes", "2", "--network", "1", "--picture", str(picture), one_phase]
+    arguments = ["--gpus", "2,8", "--nodes", "2", "--network", "1", "--picture", str(picture), ONE_PHASE]
     plans = plan(recipe, *arguments)["plans"]
     assert {row["gpus"] for row in plans} == {2, 8}
     hours = [row["gpus"] * row["hours"] for row in plans]
@@ -90,13 +92,23 @@ def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: P
 
 
 def test_real_steps_on_this_machine(recipe: Path) -> None:
-    found = plan(recipe, "--probe", "--gpus", "2")
-    first, second = found["phases"]
+    (phase,) = plan(recipe, "--probe", "--gpus", "1", ONE_PHASE)["phases"]
+    check_probed(phase)
+    assert phase["micro_batch_size"] == 64 and phase["phase_s"][1] == 1000 * phase["step_s"][1]
+
+
+def check_probed(phase: dict[str, Any]) -> None:
+    low, middle, high = phase["step_s"]
+    assert 0 < low <= middle <= high and phase["mfu"] > 0 and 0 < phase["bytes"] < phase["limit_bytes"]
+    assert phase["hours"] == [seconds / 3600 for seconds in phase["phase_s"]]
+
+
+@pytest.mark.long
+def test_real_steps_of_each_phase(recipe: Path) -> None:
+    first, second = plan(recipe, "--probe", "--gpus", "2")["phases"]
     assert (first["micro_batch_size"], second["micro_batch_size"]) == (32, 16)
     for phase in (first, second):
-        low, middle, high = phase["step_s"]
-        assert 0 < low <= middle <= high and phase["mfu"] > 0 and 0 < phase["bytes"] < phase["limit_bytes"]
-        assert phase["hours"] == [seconds / 3600 for seconds in phase["phase_s"]]
+        check_probed(phase)
     # A tenth of the first phase's steps has a quarter of the samples.
     assert 900 < first["phase_s"][1] / first["step_s"][1] <= 1000 and second["phase_s"][1] == 100 * second["step_s"][1]
 

@@ -177,6 +177,7 @@ def test_this_machine_alone(tmp_path: Path) -> None:
     assert facts["is_head"] and "error" not in facts["compute"] and abs(facts["clock"]["ahead"]) < 60
 
 
+@pytest.mark.long
 def test_a_missing_source_is_a_finding_and_an_interruption_leaves_no_files(texts: Path, tmp_path: Path) -> None:
     """The check is interrupted like the job on a cluster's head, here with a Ray of this machine."""
     make_workplace(tmp_path, texts, "doc", 10)

@@ -199,6 +199,7 @@ def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     assert (one / "fetched" / "small" / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_a_job_is_killed_at_once_and_one_that_fails_is_no_success(address: str, texts: Path, tmp_path: Path) -> None:
     runs, there = str(tmp_path / "runs"), ("--address", address)
     submit = ["submit", "recipe.yaml", "--runs", runs, "--stage", "train", *there]

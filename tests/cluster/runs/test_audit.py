@@ -134,22 +134,6 @@ def test_steps_that_were_trained_twice_are_those_of_the_last_launch() -> None:
     assert compare_states(replay, run) == ComparedStates(3, 1, 2)
 
 
-def test_the_command_audits_and_records(texts: Path, tmp_path: Path) -> None:
-    make_workplace(tmp_path, texts, "small", 20)
-    multihop(tmp_path, "train", "recipe.yaml", "cluster.workers=2")
-    printed = multihop(tmp_path, "checkpoints", "audit", "small")
-    assert "replayed  steps 11 to 20 in " in printed and "equal     all weights, moments and counters" in printed
-    assert "committed, audited" in multihop(tmp_path, "checkpoints", "list", "small")
-    (row,) = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
-    assert (row["first"], row["last"], row["is_equal"]) == (10, 20, True)
-    assert "steps 11 to 20 equal" in (tmp_path / "runs" / "small" / "report.md").read_text()
-    state = json.loads((tmp_path / "runs" / "small" / "tracking.json").read_text())
-    tags = connect(store_uri(tmp_path / "runs")).get_run(state["run_id"]).data.tags
-    assert json.loads(tags["multihop.audits"]) == [{"first": 10, "last": 20, "is_equal": True}]
-    refused = multihop(tmp_path, "checkpoints", "audit", "small", "--to", "15", code=2)
-    assert "has no good checkpoint of step 15; it has: 10, 20" in refused
-
-
 def flip_a_bit(checkpoint: Path) -> None:
     """Flip a bit of the last element of a checkpoint's last file, and make its hashes those of the new content."""
     manifest = read_checkpoint_manifest(str(checkpoint))

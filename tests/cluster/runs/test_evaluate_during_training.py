@@ -75,6 +75,14 @@ def check_finished(workplace: Path, steps: set[int]) -> None:
     assert {point.step for point in client.get_metric_history(parent.info.run_id, "loss")} == set(range(1, STEPS + 1))
 
 
+def test_it_evaluates_each_checkpoint_of_a_finished_training_and_ends(workplace: Path) -> None:
+    multihop(workplace, "train", "recipe.yaml", "phases[0].steps=20")
+    output = multihop(workplace / "beside", *FOLLOW, "phases[0].steps=20")
+    assert "step 20: heldout-perplexity perplexity" in output and "report    " in output
+    assert rows(workplace).keys() == {None, 10, 20}
+
+
+@pytest.mark.long
 def test_it_evaluates_checkpoints_as_they_are_made_and_ends_with_the_training(workplace: Path) -> None:
     beside = workplace / "beside"
     follower = begin(beside, *FOLLOW)
