@@ -92,7 +92,7 @@ def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: P
 
 
 def test_real_steps_on_this_machine(recipe: Path) -> None:
-    (phase,) = plan(recipe, "--probe", "--gpus", "1", ONE_PHASE)["phases"]
+    (phase,) = plan(recipe, "--probe", "--gpus", "1", ONE_PHASE, "engine.precision=fp32")["phases"]
     check_probed(phase)
     assert phase["micro_batch_size"] == 64 and phase["phase_s"][1] == 1000 * phase["step_s"][1]
 

@@ -149,6 +149,24 @@ def losses(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in json_lines(run / "metrics.jsonl") if "loss" in row}
 
 
+def test_a_run_is_submitted_stopped_resumed_and_fetched(address: str, texts: Path, tmp_path: Path) -> None:
+    workplace = make_workplace(tmp_path, texts, "short", 100)
+    runs, there = tmp_path / "runs", ("--address", address)
+    submit = ["submit", "recipe.yaml", "--runs", str(runs), "--stage", "train", *there, "cluster.workers=1"]
+    command = begin(workplace, *submit)
+    wait_for(lambda: (runs / "short" / "metrics.jsonl").exists() and len(losses(runs / "short")) > 15)
+    assert "short was stopped; submit it again" in multihop(workplace, "stop", "short", *there).stdout
+    assert "a new run" in ended(workplace, command, 75)
+    done = multihop(workplace, *submit)
+    assert done.returncode == 0 and "short is done" in done.stderr, done.stdout + done.stderr
+    assert sorted(losses(runs / "short")) == list(range(1, 101))
+    fetched = multihop(workplace, "fetch", "short", *there)
+    assert fetched.returncode == 0, fetched.stderr
+    metrics = (workplace / "fetched" / "short" / "metrics.jsonl").read_bytes()
+    assert metrics == (runs / "short" / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.long
 def test_a_run_is_submitted_followed_twice_stopped_resumed_and_fetched(
     address: str, texts: Path, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != VERIFIED}
 
 
+@pytest.mark.long
 def test_ray_prepares_the_same_bytes_as_one_process(tmp_path, data, monkeypatch):
     monkeypatch.setattr("multihop.data_prep.reading.sources.group_into_splits.__defaults__", (5_000,))
     told = []

@@ -338,8 +338,6 @@ def test_changed_texts_are_refused(workplace: Path, whole: Path, texts: Path) ->
         assert "the texts of runs/whole changed" in multihop(workplace, "run", "recipe.yaml", code=2)
     finally:
         (texts / "0000.txt").write_text(original)
-        os.utime(texts / "0000.txt")
-    multihop(workplace, "run", "recipe.yaml")
 
 
 MISTAKES: list[tuple[list[str], str]] = [

@@ -35,6 +35,7 @@ def cmdlines() -> bytes:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_run_with_users_postgresql_and_s3_and_no_password_anywhere(
     tracking: Tracking,
     s3_server: S3,

@@ -163,6 +163,7 @@ def test_another_run_begins_with_the_weights_of_the_first(in_one_go: Path, bert_
     )
 
 
+@pytest.mark.long
 def test_the_micro_batch_that_fits_is_found(bert_data: Path, tmp_path: Path) -> None:
     changes = {"phases__0__global_batch_size": 12, "phases__0__steps": 2}
     run_dir = finish(tmp_path / "auto", bert_data, 2, engine__micro_batch_size="auto", **changes)
