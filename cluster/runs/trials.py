@@ -15,7 +15,7 @@ from multihop.cluster.remote.node_cache import RemoteRunSpec, fetch_data
 from multihop.cluster.runs.evaluation import select_examples, weights_dir
 from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import UserError
-from multihop.common.files import make_folder, open_append, write_atomically
+from multihop.common.files import make_folder, open_append, remove_temporaries, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.common.redaction import safe_text
 from multihop.eval.config import EvalConfig
@@ -24,7 +24,7 @@ from multihop.eval.inference.examples import make_examples, read_examples
 from multihop.eval.report.run_report import examples_context
 from multihop.eval.trials.plan_file import make_plan, read_plan, write_plan
 from multihop.eval.trials.run_trial import Outcome, run_trial
-from multihop.eval.trials.start_from import next_wave, remove_partial_files, remove_unneeded
+from multihop.eval.trials.start_from import next_wave, remove_unneeded
 from multihop.eval.trials.trial import Trial, failed_row, trial_key, trial_name
 from multihop.eval.trials.write_predictions import write_predictions
 
@@ -32,6 +32,8 @@ OnRow = Callable[[Row], None]
 
 FAILURES = "failures.log"
 """Name of the file beside results.jsonl with the tracebacks of failed trials."""
+PREDICTIONS = "predictions"
+"""Name of the folder beside results.jsonl with the predictions behind each row."""
 _LONGEST_ERROR = 500
 
 
@@ -80,7 +82,8 @@ def run_missing_trials(
     done, total, tried = 0, 0, set[str]()
     to_retry: list[str] = []
     weights = weights_dir(results)
-    remove_partial_files(weights)
+    for folder in (results.parent, results.parent / PREDICTIONS, weights):
+        remove_temporaries(folder)  # of killed workers and drivers: no trial is running
     with progress_line("evaluate ") as line:
 
         def show(row: Row) -> None:
@@ -145,7 +148,7 @@ def run_trials(
             row, predictions = outcome.row, outcome.predictions
         before_row(row)
         if predictions is not None:
-            sha256 = write_predictions(results.parent / "predictions", row["key"], predictions)
+            sha256 = write_predictions(results.parent / PREDICTIONS, row["key"], predictions)
             row |= {"predictions_sha256": sha256}
         # One that ran again for its weights alone keeps the result that it has.
         if not (row.get("retry", False) and row["key"] in succeeded):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from multihop.common.files import canonical_json, remove_temporaries, sha256_file
+from multihop.common.files import canonical_json, sha256_file
 from multihop.common.json_lines import Row
 from multihop.eval.statistics.choose import choose
 from multihop.eval.tasks.known_tasks import task_name
@@ -64,12 +64,6 @@ def remove_unneeded(weights_dir: Path, trials: Sequence[Trial], rows: Sequence[R
     for path in weights_dir.glob("*.safetensors") if weights_dir.is_dir() else ():
         if _WEIGHTS.fullmatch(path.name) and path.stem not in needed:
             path.unlink(missing_ok=True)
-
-
-def remove_partial_files(weights_dir: Path) -> None:
-    """Remove incomplete files of killed workers; no trial may be running."""
-    if weights_dir.is_dir():
-        remove_temporaries(weights_dir)
 
 
 def last_rows(rows: Iterable[Row]) -> dict[str, Row]:
