@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from multihop.cluster.cli.failures import exit_with
 from multihop.cluster.cli.options import AsJson, CheckpointsPath, Runs, Step, locate_run
 from multihop.common.errors import UserError
 from multihop.common.redaction import safe_text
@@ -53,7 +54,7 @@ def audit_command(
     location = locate_run(run, runs)
     if "://" in location and address is not None:
         raise UserError(f"--address={address}: a run in an object store is audited on this machine; remove it")
-    raise typer.Exit(show_audit(location, first, last, address, bisect, as_json))
+    exit_with(lambda: show_audit(location, first, last, address, bisect, as_json))
 
 
 @checkpoints_app.command("average")

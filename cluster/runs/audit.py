@@ -97,6 +97,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     Raises:
         UserError: there are no such checkpoints, one is damaged, or they were made from other data.
         TrainingFailed: the replay failed.
+        KeyboardInterrupt: a signal stopped it.
     """
     _end_with_parent()
     config = read_config(run_dir)
@@ -106,11 +107,13 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     with replay_folder(run_dir, first, expected, bisect) as folder:
         _replay(run_dir, folder, first, expected, address)
         outcome, rows = compare_replay(run_dir, folder, first, expected), read_rows(folder / "metrics.jsonl")
-    if bisect and not outcome.is_equal:
-        with replay_folder(run_dir, first, expected, bisect) as folder:
-            _replay(run_dir, folder, first, expected, address)
-            outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
-    append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
+    try:
+        if bisect and not outcome.is_equal:
+            with replay_folder(run_dir, first, expected, bisect) as folder:
+                _replay(run_dir, folder, first, expected, address)
+                outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
+    finally:  # what the first replay found is kept if the second one is interrupted
+        append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
     _publish(run_dir)
     return outcome
 
@@ -160,7 +163,7 @@ def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifes
     with ray_session(address, ranks):
         is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
     if is_stopped:
-        raise UserError(f"the replay was stopped before step {last}; audit the run again")
+        raise KeyboardInterrupt
 
 
 @contextmanager

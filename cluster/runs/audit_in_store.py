@@ -23,7 +23,7 @@ def audit_in_store(location: str, first: int | None, last: int | None, bisect: b
     Raises:
         InUseError: another process works on the run.
         UserError: there is no such run, its data is gone, or as `audit`.
-        TrainingFailed: the replay failed.
+        TrainingFailed, KeyboardInterrupt: as `audit`.
     """
     runs, _, name = location.rstrip("/").rpartition("/")
     store = open_folder(location)

@@ -21,7 +21,7 @@ from multihop.cluster.ray.session import session_address
 from multihop.cluster.ray.watch import ranks_by_node
 from multihop.cluster.runs.audit import PARENT, PLACE, tag_audits
 from multihop.cluster.runs.resolved import ResolvedRun
-from multihop.common.errors import UserError
+from multihop.common.errors import STOPPED, UserError
 from multihop.common.json_lines import append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.data.phases import total_steps
@@ -147,7 +147,9 @@ class _Audits(threading.Thread):
         finally:
             _stop(child)
         row = self._outcome(due)
-        if row is None:
+        if row is None and child.returncode == STOPPED:  # by another's signal
+            self._print(f"audit     {steps}: stopped, to be made again later")
+        elif row is None:
             self._give_up(due, f"see {log}")
         elif row["is_equal"]:
             self._print(f"audit     {steps}: equal, bit for bit")

@@ -1,6 +1,7 @@
 """Audits: the steps before a checkpoint are trained again, and every planted fault is found."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from kinds_of_families import OBJECTIVES
 from rank_jobs import run_worker, run_worker_to, run_worker_with_fault
 from rank_pool import RankPool
 from worker_runs import recipe
-from workplace import json_lines, make_workplace, multihop
+from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
 
 from multihop.cluster.runs.audit import Audit, ComparedStates, compare_replay, compare_states, replay_folder
 from multihop.cluster.tracking.connection import connect, store_uri
@@ -61,6 +62,8 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
         outcome = audited(pool, run, first, last)
         assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
     assert not (run / ".audit" / "replay").exists()
+    (run / "launches.jsonl").unlink()
+    assert audited(pool, run, 3, 6).is_equal
 
 
 @pytest.mark.long
@@ -172,6 +175,19 @@ def test_a_run_audits_its_checkpoints(texts: Path, tmp_path: Path) -> None:
         tmp_path, "train", "recipe.yaml", *audits
     )
     assert "tensors that differ: 1" in (run / "logs" / "audits.log").read_text()
+
+
+@pytest.mark.long
+def test_an_interrupted_audit_leaves_no_files(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "small", 1000)
+    multihop(tmp_path, "train", "recipe.yaml", "checkpoint.save_interval=1000", "engine.log_interval=1000")
+    run, beside = tmp_path / "runs" / "small", tmp_path / "beside"
+    beside.mkdir()
+    command = begin(beside, "checkpoints", "audit", str(run))
+    wait_for((run / ".audit" / "replay" / "launches.jsonl").exists, beside, command)
+    command.send_signal(signal.SIGINT)
+    assert "stopped; rerun the same command to resume" in ended(beside, command, 75)
+    assert not (run / "audits.jsonl").exists() and not (run / ".audit" / "replay").exists()
 
 
 @pytest.mark.long
