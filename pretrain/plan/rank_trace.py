@@ -108,16 +108,20 @@ def _ctc_loss(
 
 
 @contextmanager
-def _only_new_objects_collected() -> Iterator[None]:
-    """Spare the garbage collector what was there before, most of all the libraries: going through them takes longer
-    than tracing a small model."""
+def _frozen_existing_objects() -> Iterator[None]:
+    """Exclude existing objects, mostly libraries, from garbage collection: traversing them takes longer than tracing a
+    small model."""
+    was_frozen = gc.get_freeze_count() > 0
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.collect()  # the engine, before the next trace freezes it
+        if not was_frozen:
+            gc.unfreeze()
 
 
+@_frozen_existing_objects()
 def trace_rank(
     config: TrainingConfig,
     vocab_size: int,
@@ -146,7 +150,6 @@ def trace_rank(
         current[describe_kernel(kernel, args)] += 1
 
     with (
-        _only_new_objects_collected(),
         simulated_ranks(world_size) as ranks,
         simulate_gpu(),
         plan_for(device),

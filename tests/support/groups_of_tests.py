@@ -32,8 +32,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """After each file, exempt what is left, which is mostly libraries, from garbage collection: it takes half a second
-    with all of them."""
+    """After each file, freeze the surviving objects, mostly libraries: a full collection over them takes half a
+    second."""
     yield
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()

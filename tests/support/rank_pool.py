@@ -105,5 +105,6 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int, secret: str)
             pipe.send((True, job(ranks, *arguments)))
         except Exception:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
+        del job, arguments
         gc.collect()
-        gc.freeze()  # the libraries, through which each of DeepSpeed's many collections would go
+        gc.freeze()  # so that DeepSpeed's many collections skip the libraries

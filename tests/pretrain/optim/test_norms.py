@@ -31,7 +31,7 @@ def test_each_tensor_has_its_own_norm(shapes: list[list[int]], more: int, transp
     if transposed:
         tensors = [tensor.transpose(0, -1) for tensor in tensors]
     expected = torch.stack([tensor.double().square().sum() for tensor in tensors])
-    # A block of 1,024 is added up in float32, whose rounding is 6e-8.
+    # Blocks of 1,024 are accumulated in float32 (unit roundoff 6e-8).
     assert torch.allclose(squared_norms(tensors), expected, rtol=1e-6, atol=0)
 
 
