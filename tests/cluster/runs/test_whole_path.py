@@ -158,7 +158,7 @@ def test_an_audit_of_its_last_checkpoint_is_recorded(workplace: Path, whole: Pat
 
 
 @pytest.mark.long
-def test_examples_are_made_anew_for_other_texts_alone(workplace: Path, whole: Path) -> None:
+def test_examples_are_regenerated_only_if_the_texts_change(workplace: Path, whole: Path) -> None:
     made = whole / "eval" / "examples.json"
     first, rows = json.loads(made.read_text()), (whole / "eval" / "results.jsonl").read_text()
     (river,) = first["examples"]
@@ -338,6 +338,13 @@ def test_changed_texts_are_refused(workplace: Path, whole: Path, texts: Path) ->
         assert "the texts of runs/whole changed" in multihop(workplace, "run", "recipe.yaml", code=2)
     finally:
         (texts / "0000.txt").write_text(original)
+        os.utime(texts / "0000.txt")
+
+
+@pytest.mark.long
+def test_restored_texts_are_accepted(workplace: Path, whole: Path, texts: Path) -> None:
+    os.utime(texts / "0000.txt")
+    assert "nothing left to do" in multihop(workplace, "run", "recipe.yaml")
 
 
 MISTAKES: list[tuple[list[str], str]] = [
@@ -346,6 +353,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["data.sources=[{path: 'package:no_such_package/x.txt'}]"], "no_such_package"),
     (["data.sources=[{path: EMPTY}]"], "EMPTY"),
     (["data.sources=[{path: BLANK}]"], "1 of 1 documents cannot be used"),
+    (["tokenizer.vocab_size=50000"], "more than the text can support"),
     (["cluster.address=127.0.0.1:1"], "is unreachable"),
     (["cluster.address=nonsense"], "is not HOST:PORT"),
     (["eval.tasks=[no-such-task]"], "no-such-task"),
@@ -353,7 +361,11 @@ MISTAKES: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "complaint"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [pytest.param(*each, marks=[pytest.mark.long] if "50000" in each[0][0] else []) for each in MISTAKES],
+    ids=[" ".join(given) for given, _ in MISTAKES],
+)
 def test_mistakes_get_a_sentence_and_leave_nothing(
     workplace: Path, tmp_path: Path, overrides: list[str], complaint: str
 ) -> None:
