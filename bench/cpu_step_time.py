@@ -4,7 +4,8 @@
 
 For a GPU the plan has a table of rates. Here such a table is measured, at three sizes of each family: what each kind of
 operation takes for a call, for a byte and for a floating-point operation. The steps of five other sizes are predicted
-with it. A family's Python between its operations is what is left of its steps at the first sizes, for an operation.
+with it. Two coefficients of each family are fitted to its steps at the first sizes: an overhead per call, mostly
+Python, and a scale for its operations' times. Each size is timed in two processes; the faster median is used.
 """
 
 import argparse
@@ -15,10 +16,12 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 FIRST = [(64, 2, 64, 8), (160, 2, 128, 4), (256, 3, 64, 16)]
 OTHERS = [(96, 3, 96, 8), (128, 2, 64, 16), (192, 4, 64, 8), (256, 2, 128, 8), (320, 3, 64, 8)]
@@ -125,19 +128,29 @@ def seconds_by_name(events: Any, names: set[str]) -> dict[str, float]:
 
 
 def fit_table(costs: list[Costs], measured: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Return the seconds of a call, of a byte and of a floating-point operation for each kind that was measured, none
-    negative, with the least squares of the relative errors."""
-    from scipy.optimize import nnls
-
+    """Return the seconds of a call, of a byte and of a floating-point operation for each kind that was measured."""
     table = {}
     for name in sorted({name for each in measured for name in each}):
         pairs = zip(costs, measured, strict=True)
         rows = [(each[name], seconds[name]) for each, seconds in pairs if name in each and name in seconds]
-        amounts, taken = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-        scales = np.maximum(amounts.max(axis=0), 1.0)
-        fitted, _ = nnls(amounts / scales / taken[:, None], np.ones(len(rows)))
-        table[name] = (fitted / scales).tolist()
+        table[name] = fit([row[0] for row in rows], [row[1] for row in rows]).tolist()
     return table
+
+
+def fit(amounts: Sequence[Sequence[float] | NDArray[np.float64]], taken: Sequence[float]) -> NDArray[np.float64]:
+    """Return the seconds of each amount, none negative, with the least squares of the relative errors.
+
+    Args:
+        amounts: (N, k).
+        taken: the seconds of all amounts of a row together, (N,).
+    """
+    from scipy.optimize import nnls
+
+    rows, seconds = np.array(amounts), np.array(taken)
+    scales = np.maximum(rows.max(axis=0), 1e-12)
+    fitted, _ = nnls(rows / scales / seconds[:, None], np.ones(len(rows)))
+    result: NDArray[np.float64] = fitted / scales
+    return result
 
 
 def predict(costs: Costs, table: dict[str, list[float]]) -> float:
@@ -177,6 +190,8 @@ def main() -> None:
             *in_a_process("measure", family, FIRST, names),
             *in_a_process("measure", family, OTHERS, None),
         ]
+        for step, again in zip(steps[family], in_a_process("measure", family, sizes, None), strict=True):
+            step["seconds"] = min(step["seconds"], again["seconds"])
         print(f"measured {family}", file=sys.stderr)
     first = range(len(FIRST))
     table = fit_table(
@@ -185,14 +200,13 @@ def main() -> None:
     )
     results, errors = [], []
     for family in costs:
-        between = []  # for an operation: Python and the engine, less what the profiler costs
-        for i in first:
-            calls = sum(amounts[0] for amounts in costs[family][i].values())
-            between.append((steps[family][i]["seconds"] - predict(costs[family][i], table)) / calls)
+        parts = [
+            np.array([predict(each, table), sum(amounts[0] for amounts in each.values())]) for each in costs[family]
+        ]
+        coefficients = fit([parts[i] for i in first], [steps[family][i]["seconds"] for i in first])
         ratios = []
         for i in range(len(FIRST), len(sizes)):
-            calls = sum(amounts[0] for amounts in costs[family][i].values())
-            seconds = predict(costs[family][i], table) + calls * statistics.median(between)
+            seconds = float(parts[i] @ coefficients)
             ratios.append(seconds / steps[family][i]["seconds"])
             results.append(
                 {"family": family, "size": sizes[i], "predicted_s": seconds, "measured_s": steps[family][i]["seconds"]}
