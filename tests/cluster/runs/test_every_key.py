@@ -258,7 +258,7 @@ ELSEWHERE = {
     "engine.replica_check_interval": "tests/pretrain/run/test_replica_check.py::test_a_flipped_bit_is_found_before_a_"
     "save_and_a_rerun_loses_only_the_steps_since",
     "engine.hang_timeout_s": "tests/pretrain/run/test_training.py::test_a_silent_rank_is_dumped_and_ended",
-    "eval.examples": "tests/cluster/runs/test_whole_path.py::test_examples_are_made_anew_for_other_texts_alone",
+    "eval.examples": "tests/cluster/runs/test_whole_path.py::test_examples_are_regenerated_only_if_the_texts_change",
     "eval.checkpoint": "tests/cluster/runs/test_whole_path.py::test_a_run_that_is_evaluated_as_another_model_and_back_"
     "reports_the_last_evaluation",
     "eval.average_with": "tests/eval/trials/test_three_stages.py::test_from_general_text_by_target_text_to_a_"
