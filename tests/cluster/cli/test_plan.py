@@ -12,6 +12,7 @@ from multihop.cluster.cli.main import app
 from multihop.common.errors import UserError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+ONE_PHASE = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
 
 
 @pytest.fixture
@@ -36,9 +37,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-ONE_PHASE = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
 
 
 def plan(recipe: Path, *arguments: str) -> Any:
