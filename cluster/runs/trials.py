@@ -81,8 +81,8 @@ def run_missing_trials(
     """
     done, total, tried = 0, 0, set[str]()
     to_retry: list[str] = []
-    weights = weights_dir(results)
-    for folder in (results.parent, results.parent / PREDICTIONS, weights):
+    weights, predictions = weights_dir(results), results.parent / PREDICTIONS
+    for folder in (results.parent, predictions, *predictions.glob("*/"), weights):
         remove_temporaries(folder)  # of killed workers and drivers: no trial is running
     with progress_line("evaluate ") as line:
 
