@@ -269,14 +269,19 @@ def _run_rows(summary: dict[str, Any]) -> Pairs:
     if summary.get("launches", 0) > 1:
         rows.append(("launches", str(summary["launches"])))
     if audits := summary.get("audits"):
-        verdicts = {(each["first"] + 1, each["last"]): each["is_equal"] for each in audits}  # the newest of each counts
-        said = [
-            f"steps {first:,} to {last:,} {'equal' if same else 'differ'}" for (first, last), same in verdicts.items()
-        ]
+        newest = {(each["first"] + 1, each["last"]): _verdict(each) for each in audits}
+        said = [f"steps {first:,} to {last:,} {verdict}" for (first, last), verdict in newest.items()]
         rows.append(("audits", ", ".join(said)))
     stages = summary.get("stages") or {}
     rows += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
     return rows + ([("total time", duration(sum(stages.values())))] if stages else [])
+
+
+def _verdict(audit: dict[str, Any]) -> str:
+    if audit["is_equal"]:
+        return "equal"
+    conditions = audit.get("conditions")  # which older versions did not write
+    return f"differ, as expected ({'; '.join(conditions)})" if conditions else "differ"
 
 
 def as_pairs(tree: Any) -> Pairs:

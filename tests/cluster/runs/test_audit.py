@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,10 @@ def test_a_flipped_bit_is_found_even_where_no_loss_shows_it(
     assert (
         (found.kind, found.elements) == (kind, 1) and found.parameter.startswith("layers.1") and found.relative < 1e-7
     )
+    launches = json_lines(run / "launches.jsonl")
+    launches[-1]["versions"]["torch"] = "2.0.0"
+    (run / "launches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in launches))
+    assert audited(pool, run, 3, 6).conditions == [f"torch was 2.0.0 from step 0 on, is {version('torch')}"]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,25 @@ def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> N
     assert health.keys() <= labels
 
 
+@pytest.mark.parametrize(
+    ("audit", "verdict"),
+    [
+        ({"is_equal": True, "conditions": []}, "steps 71 to 80 equal"),
+        ({"is_equal": False, "conditions": []}, "steps 71 to 80 differ"),
+        (
+            {"is_equal": False, "conditions": ["torch was 2.0.0"]},
+            "steps 71 to 80 differ, as expected (torch was 2.0.0)",
+        ),
+        ({"is_equal": False}, "steps 71 to 80 differ"),  # of an older version
+    ],
+)
+def test_it_says_what_the_newest_audit_of_some_steps_found(tmp_path: Path, audit: dict[str, Any], verdict: str) -> None:
+    earlier = {"first": 70, "last": 80, "is_equal": False, "conditions": ["an earlier one"]}
+    write_report(reported_run(tmp_path / "run", [], audits=[earlier, {"first": 70, "last": 80, **audit}]))
+    parsed, _, _ = read_report(tmp_path / "run")
+    assert [row for table in parsed.tables.values() for row in table if row[0] == "audits"] == [["audits", verdict]]
+
+
 def test_the_report_of_a_run_that_is_well_or_of_an_older_version_says_nothing_of_it(tmp_path: Path) -> None:
     write_report(reported_run(tmp_path / "run", [], diagnosis=None))
     parsed, html, markdown = read_report(tmp_path / "run")
