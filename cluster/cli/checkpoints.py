@@ -153,7 +153,7 @@ def show_audit(
     location: str, first: int | None, last: int | None, address: str | None, bisect: bool, as_json: bool
 ) -> int:
     """Audit, and print the outcome; returns the exit code, 1 if something differs."""
-    from multihop.cluster.runs.audit import audit
+    from multihop.cluster.runs.audit import audit, state_of
     from multihop.cluster.runs.audit_in_store import audit_in_store
 
     started = time.monotonic()
@@ -167,6 +167,8 @@ def show_audit(
     print(f"replayed  steps {outcome.first + 1:,} to {outcome.last:,} in {time.monotonic() - started:,.0f} s")
     if outcome.is_equal:
         print("equal     all weights, moments and counters, bit for bit")
+        if sentence := state_of(outcome):
+            print(f"state     {sentence}")
         return 0
     for sentence in outcome.counters:
         print(f"differs   {sentence}")
@@ -179,9 +181,8 @@ def show_audit(
     if outcome.loss is not None:
         step, found, expected = outcome.loss
         print(f"loss      first differs at step {step:,} of those that are logged: {found!r} for {expected!r}")
-    if outcome.states.first_different is not None:
-        before = "" if outcome.states.last_equal is None else f"equal up to step {outcome.states.last_equal:,}, "
-        print(f"state     {before}differs from step {outcome.states.first_different:,} on, of those that are recorded")
+    if sentence := state_of(outcome):
+        print(f"state     {sentence}")
     elif bisect and outcome.states.steps == 0:
         print("state     the run recorded none; set engine.replica_check_interval in its recipe")
     if outcome.replays is not None:

@@ -236,6 +236,17 @@ def compare_states(one: list[Row], other: list[Row]) -> ComparedStates:
     return ComparedStates(len(steps), equal[-1] if equal else None, first)
 
 
+def state_of(outcome: Audit) -> str:
+    """Return what the checksums of the steps show; empty if those that are recorded are equal, or none are."""
+    first = outcome.states.first_different
+    if first is None:
+        return ""
+    before = "" if outcome.states.last_equal is None else f"equal up to step {outcome.states.last_equal:,}, "
+    if outcome.is_equal:
+        return f"{before}wrong in step {first:,}, and the same again at the end: test the devices of the run"
+    return f"{before}differs from step {first:,} on, of those that are recorded"
+
+
 def proved_checkpoints(run_dir: Path) -> set[str]:
     """Content hashes of the checkpoints that an audit found equal."""
     return {row["of"] for row in read_rows(run_dir / AUDITS) if row.get("is_equal")}

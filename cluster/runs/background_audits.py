@@ -152,7 +152,8 @@ class _Audits(threading.Thread):
         elif row is None:
             self._give_up(due, f"see {log}")
         elif row["is_equal"]:
-            self._print(f"audit     {steps}: equal, bit for bit")
+            wrong = row["states"]["first_different"]
+            self._print(f"audit     {steps}: equal, bit for bit" + (f"; wrong in step {wrong:,}" if wrong else ""))
         elif row["conditions"]:
             self._print(f"audit     {steps} differ, as expected: {'; '.join(row['conditions'])}")
         else:
