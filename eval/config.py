@@ -32,9 +32,10 @@ class Features(Section):
     layers: list[int] = Field(default=[-4, -3, -2, -1], min_length=1)
     """Hidden states, as transformers counts them: 0 is the output of the embeddings, 1 that of the first layer, -1 that
     of the last."""
-    combine: Literal["concat", "sum", "mix", "mix_both"] = "concat"
+    combine: Literal["concat", "sum", "mix", "mix_both", "taglm"] = "concat"
     """mix: a sum with learned weights (Peters et al. 2018, equation 1); mix_both: such a sum below the BiLSTM, and one
-    with weights of its own beside its output (section 3.3)."""
+    with weights of its own beside its output (section 3.3); taglm: the first of `layers` below the BiLSTM, and the
+    others beside the output of its first layer (Peters et al. 2017, equation 5)."""
     head: Literal["linear", "bilstm", "bilstm_crf"] = "bilstm"
     """The layers that are trained on top; bilstm: two BiLSTM layers before the linear one; bilstm_crf: also a
     conditional random field after it, for tagging."""
@@ -48,10 +49,15 @@ class Features(Section):
             raise UserError(
                 f"lstm_width={self.lstm_width} is for a BiLSTM, but head=linear has none; remove it, or set head=bilstm"
             )
-        if self.combine == "mix_both" and self.head == "linear":
+        if self.combine in ("mix_both", "taglm") and self.head == "linear":
             raise UserError(
-                "combine=mix_both is for the input and the output of a BiLSTM, but head=linear has none; set "
+                f"combine={self.combine} is for the input and the output of a BiLSTM, but head=linear has none; set "
                 "combine=mix, or head=bilstm"
+            )
+        if self.combine == "taglm" and len(self.layers) < 2:
+            raise UserError(
+                f"combine=taglm reads the first of features.layers={self.layers} below the BiLSTM and the others "
+                "beside its first layer, but there is one alone; set two, such as [0, -1]"
             )
         return self
 

@@ -23,7 +23,8 @@ LSTM_DEPTH = 2
 
 class FeatureReader(nn.Module):
     """The layers that are trained between a frozen model and a task's linear layer: a combination of hidden states,
-    with or without a BiLSTM over them (Devlin et al. 2018, section 5.3 and table 7).
+    with or without a BiLSTM over them (Devlin et al. 2018, section 5.3 and table 7), or beside its first layer's output
+    (Peters et al. 2017).
 
     Attributes:
         width: size of the vectors that it returns.
@@ -37,23 +38,29 @@ class FeatureReader(nn.Module):
         """
         super().__init__()
         self.indexes, self.combine = features.indexes(len(state_widths) - 1), features.combine
-        widths = [state_widths[index] for index in self.indexes]
-        self.width = sum(widths) if self.combine == "concat" else widths[0]
+        first, *others = (state_widths[index] for index in self.indexes)
+        self.width = first + sum(others) if self.combine == "concat" else first
         if self.combine in ("mix", "mix_both"):
             self.mix = nn.Parameter(torch.zeros(len(self.indexes)))
             self.scale = nn.Parameter(torch.ones(()))
         self.lstm: nn.LSTM | None = None
+        self.upper_lstm: nn.LSTM | None = None
         if features.head != "linear":
             units = features.lstm_width
-            self.lstm = nn.LSTM(self.width, units, LSTM_DEPTH, bidirectional=True)
+            depth = 1 if self.combine == "taglm" else LSTM_DEPTH
+            self.lstm = nn.LSTM(self.width, units, depth, bidirectional=True)
             self.width = 2 * units
-            for parameter in self.lstm.parameters():
+            lstms = [self.lstm]
+            if self.combine == "taglm":
+                self.upper_lstm = nn.LSTM(self.width + sum(others), units, LSTM_DEPTH - 1, bidirectional=True)
+                lstms.append(self.upper_lstm)
+            for parameter in (each for lstm in lstms for each in lstm.parameters()):
                 # torch's own bound, drawn with the trial's seed.
                 nn.init.uniform_(parameter, -(units**-0.5), units**-0.5, generator=generator)
         if self.combine == "mix_both":
             self.mix_above = nn.Parameter(torch.zeros(len(self.indexes)))
             self.scale_above = nn.Parameter(torch.ones(()))
-            self.width += widths[0]
+            self.width += first
 
     def layer_weights(self) -> dict[str, dict[str, float]]:
         """Return the learned shares of the hidden states, which sum to 1, by their indexes: of the sum below the
@@ -77,8 +84,10 @@ class FeatureReader(nn.Module):
         x = self._combined(chosen)
         if self.lstm is None:
             return x
-        sequences = x.split(cu_seqlens.diff().tolist())
-        read = torch.cat(unpack_sequence(self.lstm(pack_sequence(sequences, enforce_sorted=False))[0]))
+        lengths = cu_seqlens.diff().tolist()
+        read = _read(self.lstm, x, lengths)
+        if self.upper_lstm is not None:
+            return _read(self.upper_lstm, torch.cat([read, *chosen[1:]], 1), lengths)
         if self.combine != "mix_both":
             return read
         return torch.cat([read, _mixed(torch.stack(chosen), self.mix_above, self.scale_above)], 1)
@@ -86,10 +95,18 @@ class FeatureReader(nn.Module):
     def _combined(self, chosen: list[Tensor]) -> Tensor:
         if self.combine == "concat":
             return torch.cat(chosen, 1)
+        if self.combine == "taglm":
+            return chosen[0]
         stacked = torch.stack(chosen)
         if self.combine == "sum":
             return stacked.sum(0)
         return _mixed(stacked, self.mix, self.scale)
+
+
+def _read(lstm: nn.LSTM, x: Tensor, lengths: list[int]) -> Tensor:
+    """Map (N, H) to (N, 2 * units), each sequence by itself."""
+    packed = pack_sequence(x.split(lengths), enforce_sorted=False)
+    return torch.cat(unpack_sequence(lstm(packed)[0]))
 
 
 def _mixed(stacked: Tensor, mix: Tensor, scale: Tensor) -> Tensor:

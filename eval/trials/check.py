@@ -163,7 +163,7 @@ def check_settings(config: EvalConfig, tasks: Sequence[TaskSource], model: Model
 
 def _check_features(features: Features, model: ModelConfig) -> None:
     widths = {model.state_widths[index] for index in features.indexes(model.layers)}
-    if features.combine != "concat" and len(widths) > 1:
+    if features.combine not in ("concat", "taglm") and len(widths) > 1:
         raise UserError(
             f"combine={features.combine} adds states, but features.layers={features.layers} have widths "
             f"{' and '.join(map(str, sorted(widths)))}; set layers of one width, or features.combine=concat"

@@ -127,6 +127,27 @@ def test_a_mix_beside_the_output_has_weights_of_its_own() -> None:
         Features(combine="mix_both", head="linear")
 
 
+def test_taglm_reads_the_language_model_beside_the_output_of_the_first_layer() -> None:
+    """Against torch's own layers with the same weights, for each sequence alone."""
+    states = [torch.randn(5, width, generator=torch.Generator().manual_seed(width)) for width in (3, 4, 6)]
+    features = Features(layers=[0, -1, 1], combine="taglm", head="bilstm_crf", lstm_width=7)
+    reader = FeatureReader(features, [3, 4, 6], torch.Generator().manual_seed(1))
+    lower, upper = (torch.nn.LSTM(inputs, 7, bidirectional=True) for inputs in (3, 14 + 6 + 4))
+    lower.load_state_dict(reader.lstm.state_dict())  # type: ignore[union-attr]
+    upper.load_state_dict(reader.upper_lstm.state_dict())  # type: ignore[union-attr]
+    read = reader(states, torch.tensor([0, 2, 5]))
+    for part in (slice(0, 2), slice(2, 5)):
+        beside = torch.cat([lower(states[0][part])[0], states[2][part], states[1][part]], 1)
+        torch.testing.assert_close(read[part], upper(beside)[0])
+    assert reader.width == read.shape[1] == 14 and reader.layer_weights() == {}
+    bound = 7**-0.5
+    assert all(each.abs().max() <= bound and each.std() > bound / 3 for each in reader.parameters())
+    with pytest.raises(ValidationError, match="head=linear has none"):
+        Features(layers=[0, -1], combine="taglm", head="linear")
+    with pytest.raises(ValidationError, match=r"but there is one alone; set two, such as \[0, -1\]"):
+        Features(layers=[-1], combine="taglm")
+
+
 def test_the_width_of_the_lstm_is_part_of_a_trials_key_where_it_is_not_the_default() -> None:
     assert "lstm_width" not in Features().model_dump() and Features(lstm_width=32).model_dump()["lstm_width"] == 32
     assert Features.model_validate(Features().model_dump()) == Features()
