@@ -1,14 +1,19 @@
-"""A weight-dropped LSTM layer, and dropout with one mask a sequence (Merity et al. 2018)."""
+"""A weight-dropped LSTM layer, dropout with one mask a sequence, segments of random lengths (Merity et al. 2018)."""
+
+from itertools import pairwise
+from random import Random
 
 import torch
 from torch import Tensor, nn, zeros
 
 from multihop.pretrain.models.cpu.dropout import keep_mask, keep_probability
-from multihop.pretrain.models.seq2seq.recurrence import State, run_recurrence, run_recurrence_cudnn
+from multihop.pretrain.models.seq2seq.recurrence import State, Weights, run_recurrence, run_recurrence_cudnn
 from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
 from multihop.pretrain.uncompiled import uncompiled
 
 _GATES = 4
+_FULL_LENGTH_PROBABILITY, _LENGTH_STD, _MIN_LENGTH = 0.95, 5.0, 5
+"""Of section 4.1 and, for the shortest length, of the authors' code."""
 
 
 class WeightDropLstm(nn.Module):
@@ -23,12 +28,16 @@ class WeightDropLstm(nn.Module):
         self.state_bias = nn.Parameter(zeros(_GATES * width))
 
     @uncompiled
-    def forward(self, x: Tensor, steps: TimeSteps, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x: Tensor, steps: TimeSteps, state: State | None = None, bounds: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Run all time steps, with one mask of the recurrent weights.
 
         Args:
             x: (N, I), in the order of `steps`.
             state: h and c before the first step, (S, W) each, in the rows of `steps`; None: zeros.
+            bounds: as `segment_bounds` returns them: no gradient flows from the state after one to those before it;
+                None: there are none.
 
         Returns:
             (N, W), the output h at each position; each sequence's last state, in the rows of `steps`.
@@ -40,10 +49,41 @@ class WeightDropLstm(nn.Module):
         if self.training and self.weight_dropout:
             state_weight = state_weight * scaled_mask(state_weight.shape, self.weight_dropout, state_weight)
         weights = self.input_weight, state_weight, self.input_bias, self.state_bias
-        if x.device.type == "cuda":
-            out, [last] = run_recurrence_cudnn("lstm", x, steps, [state], [weights])
-            return out, last
-        return run_recurrence("lstm", x, steps, state, weights, reverse=False)
+        if bounds is None:
+            return _run(x, steps, state, weights)
+        outs = []
+        for start, stop in pairwise([0, *bounds.tolist(), len(steps.batch_sizes)]):
+            part, rows = steps.part(start, stop)
+            running = part.batch_sizes[0]
+            out, last = _run(x[rows], part, tuple(each[:running].detach() for each in state), weights)
+            outs.append(out)
+            state = tuple(torch.cat([new, old[running:]]) for new, old in zip(last, state, strict=True))
+        return torch.cat(outs), state
+
+
+def _run(x: Tensor, steps: TimeSteps, state: State, weights: Weights) -> tuple[Tensor, State]:
+    if x.device.type == "cuda":
+        out, [last] = run_recurrence_cudnn("lstm", x, steps, [state], [weights])
+        return out, last
+    return run_recurrence("lstm", x, steps, state, weights, reverse=False)
+
+
+@uncompiled
+def segment_bounds(time_steps: int, mean: int) -> Tensor:
+    """int64, ascending: the first time steps of all segments but the first.
+
+    A segment's length is normally distributed around `mean` with a standard deviation of 5, around half of it with
+    probability 0.05, and at least 5.
+    """
+    # Of integers alone, which are on the CPU also where a plan runs the model without data.
+    random = Random(int(torch.empty((), dtype=torch.int64).random_()))
+    bounds: list[int] = []
+    while True:
+        around = mean if random.random() < _FULL_LENGTH_PROBABILITY else mean / 2
+        bound = (bounds[-1] if bounds else 0) + max(_MIN_LENGTH, int(random.gauss(around, _LENGTH_STD)))
+        if bound >= time_steps:
+            return torch.tensor(bounds, dtype=torch.int64)
+        bounds.append(bound)
 
 
 def scaled_mask(shape: torch.Size | tuple[int, ...], rate: float, like: Tensor) -> Tensor:

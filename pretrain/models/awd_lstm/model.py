@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn, zeros
 from torch.nn import functional as F
 
 from multihop.pretrain.models.awd_lstm.config import AwdConfig
-from multihop.pretrain.models.awd_lstm.layers import WeightDropLstm, scaled_mask, variational_dropout
+from multihop.pretrain.models.awd_lstm.layers import WeightDropLstm, scaled_mask, segment_bounds, variational_dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed
 from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
@@ -72,6 +72,16 @@ class AwdLstm(Model):
         cache: RecurrentCache | None = None,
     ) -> Tensor:
         """Hidden states (N, E), or (M, E), of packed sequences; see `Model.encode`."""
+        return self._encode(packed, sparse_lookup_grad, token_indices, cache)
+
+    def _encode(
+        self,
+        packed: PackedTokens[Tensor],
+        sparse_lookup_grad: bool = False,
+        token_indices: Tensor | None = None,
+        cache: RecurrentCache | None = None,
+        bptt: int | None = None,
+    ) -> Tensor:
         assert packed.token_type_ids is None, "AWD-LSTM has no token types"
         steps = time_steps_of(Sequences.of(packed), self.reads_backward)
         sequences = len(steps.sorted_indices)
@@ -79,6 +89,7 @@ class AwdLstm(Model):
         x = self._embed(packed.input_ids.index_select(0, steps.order), sparse_lookup_grad)
         if self.training and self.config.input_dropout:
             x = variational_dropout(x, self.config.input_dropout, rows, sequences)
+        bounds = segment_bounds(len(steps.batch_sizes), bptt) if bptt else None
         before = cache.states if cache is not None else None
         after: list[State] = []
         for number, layer in enumerate(self.layers):
@@ -87,7 +98,7 @@ class AwdLstm(Model):
             state = None
             if before is not None:
                 state = tuple(part.index_select(0, steps.sorted_indices) for part in before[number])
-            x, last = layer(x, steps, state)
+            x, last = layer(x, steps, state, bounds)
             after.append(tuple(part.index_select(0, steps.unsorted_indices) for part in last))
         if cache is not None:
             cache.states = after
@@ -119,7 +130,7 @@ class AwdLstm(Model):
         backward predicts each token from its label instead."""
         if self.reads_backward:
             packed, labels = replace(packed, input_ids=labels), packed.input_ids
-        hidden = self.encode(packed, sparse_lookup_grad=True)
+        hidden = self._encode(packed, sparse_lookup_grad=True, bptt=self.config.bptt if self.training else None)
         output = hidden
         if self.training and self.config.dropout:
             lengths = packed.cu_seqlens.diff()

@@ -33,6 +33,14 @@ class TimeSteps:
             bounds.append(bounds[-1] + size)
         return [slice(start, stop) for start, stop in pairwise(bounds)]
 
+    def part(self, start: int, stop: int) -> tuple["TimeSteps", slice]:
+        """Return the time steps from `start` to `stop` of the sequences that have them, whose packed tokens are the
+        time-major positions themselves; and these positions among all."""
+        rows = slice(self.slices[start].start, self.slices[stop - 1].stop)
+        tokens = torch.arange(rows.stop - rows.start, device=self.order.device)
+        running = tokens[: self.batch_sizes[start]]
+        return TimeSteps(tokens, tokens, running, running, self.batch_sizes[start:stop]), rows
+
     @cached_property
     def before(self) -> Tensor:
         """int64 (N,): the row of the state before each position, in the S initial states followed by all others."""

@@ -154,6 +154,7 @@ KEYS: dict[str, Key] = {
     "model.weight_dropout": Key("model", 0.5, base=AWD),
     "model.alpha": Key("model", 0.0, base=AWD),
     "model.beta": Key("model", 0.0, base=AWD),
+    "model.bptt": Key("model", 5, base=AWD),
     "model.cell": Key("model", "gru", base=RECURRENT),
     "model.attention": Key("model", "general", {"model.attention": "dot"}, RECURRENT),
     "model.input_feeding": Key("model", True, {"model.attention": "dot", "model.input_feeding": False}, RECURRENT),

@@ -16,7 +16,7 @@ from multihop.common.errors import UserError
 from multihop.pretrain.run.changes import differences, flatten
 
 ROOT = Path(__file__).parents[3]
-_AWD_LSTM = ("alpha", "beta", "embedding_dropout", "hidden_dropout", "input_dropout", "weight_dropout")
+_AWD_LSTM = ("alpha", "beta", "bptt", "embedding_dropout", "hidden_dropout", "input_dropout", "weight_dropout")
 RECIPE_WITH = {
     **{f"model.{key}": "ulmfit-general" for key in _AWD_LSTM},
     "model.cell_clip": "elmo-mini",

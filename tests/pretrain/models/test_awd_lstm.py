@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from multihop.common.errors import UserError
+from multihop.pretrain.models.awd_lstm.layers import segment_bounds
 from multihop.pretrain.models.build import build_model, build_model_on_meta, init_weights
 from multihop.pretrain.models.cpu.dropout import keep_mask, keep_probability
 from multihop.pretrain.models.families import FAMILIES, parse_model_config
@@ -41,8 +42,15 @@ def mask(rate: float, *shape: int) -> Tensor:
 class Reference:
     """The paper's equations, sequence by sequence and step by step, with the masks that the seed gives."""
 
-    def __init__(self, model: Any, lengths: list[int], rates: dict[str, float] | None) -> None:
-        """Draw the masks in the model's order; a mask has a row for each sequence, the longest first."""
+    def __init__(
+        self, model: Any, lengths: list[int], rates: dict[str, float] | None, bounds: tuple[int, ...] = ()
+    ) -> None:
+        """Draw the masks in the model's order; a mask has a row for each sequence, the longest first.
+
+        Args:
+            bounds: time steps at which gradients end.
+        """
+        self.bounds = bounds
         config = model.config
         by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         self.row = {sequence: row for row, sequence in enumerate(by_length)}
@@ -72,7 +80,9 @@ class Reference:
         for number, layer in enumerate(self.model.layers):
             h, c = (torch.zeros(layer.width, dtype=torch.float64) for _ in range(2))
             outputs = []
-            for x in inputs:
+            for time, x in enumerate(inputs):
+                if time in self.bounds:
+                    h, c = h.detach(), c.detach()
                 recurrent = layer.state_weight * self.of_weights[number]
                 gates = layer.input_weight @ x + layer.input_bias + recurrent @ h + layer.state_bias
                 i, f, g, o = gates.chunk(4)
@@ -119,6 +129,39 @@ def test_states_loss_and_gradients_are_those_of_the_equations(
     gradients = torch.autograd.grad(wanted, parameters)
     for one, other in zip(torch.autograd.grad(found, parameters), gradients, strict=True):
         assert (one - other).abs().max() <= 1e-6 * other.abs().max()
+
+
+@settings(max_examples=10)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), bptt=st.integers(1, 12))
+def test_gradients_end_at_the_bounds_of_segments_and_states_go_on(lengths: list[int], bptt: int) -> None:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    ids, labels = torch.randint(0, VOCABULARY, (2, sum(lengths)), generator=generator)
+    without = dict.fromkeys(RATES, 0.0)
+    model, whole = (model_of(**without, alpha=0.0, beta=0.0, bptt=each) for each in (bptt, None))
+    torch.manual_seed(5)
+    bounds = tuple(segment_bounds(max(lengths), bptt).tolist())
+    reference = Reference(model, lengths, None, bounds)
+    wanted = reference.loss(reference.states(ids), labels, 0.0, 0.0)
+    torch.manual_seed(5)
+    found = model.train()(packed(ids, lengths), labels)["clm"]
+    torch.testing.assert_close(found, whole.train()(packed(ids, lengths), labels)["clm"])
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(wanted, parameters)
+    for one, other in zip(torch.autograd.grad(found, parameters), gradients, strict=True):
+        assert (one - other).abs().max() <= 1e-6 * other.abs().max()
+    torch.testing.assert_close(model.eval()(packed(ids, lengths), labels)["clm"], found)
+
+
+def test_the_lengths_of_segments_are_those_of_the_paper() -> None:
+    torch.manual_seed(0)
+    drawn = [segment_bounds(5000, 70) for _ in range(40)]
+    lengths = torch.cat([bounds.diff(prepend=torch.tensor([0])) for bounds in drawn]).double()
+    about_half = (lengths < 52).double().mean()
+    assert 0.03 < about_half < 0.07 and abs(lengths.mean() - (0.95 * 70 + 0.05 * 35)) < 1
+    assert abs(lengths[lengths > 52].std() - 5) < 0.5
+    assert lengths.min() >= 5 and segment_bounds(5, 70).tolist() == []
+    torch.manual_seed(0)
+    assert torch.equal(segment_bounds(5000, 70), drawn[0]) and not torch.equal(drawn[0], drawn[1])
 
 
 def test_a_mask_is_one_for_all_tokens_of_a_sequence_and_another_for_the_next() -> None:
