@@ -70,18 +70,9 @@ class AwdLstm(Model):
         sparse_lookup_grad: bool = False,
         token_indices: Tensor | None = None,
         cache: RecurrentCache | None = None,
-    ) -> Tensor:
-        """Hidden states (N, E), or (M, E), of packed sequences; see `Model.encode`."""
-        return self._encode(packed, sparse_lookup_grad, token_indices, cache)
-
-    def _encode(
-        self,
-        packed: PackedTokens[Tensor],
-        sparse_lookup_grad: bool = False,
-        token_indices: Tensor | None = None,
-        cache: RecurrentCache | None = None,
         bptt: int | None = None,
     ) -> Tensor:
+        """Hidden states (N, E), or (M, E), of packed sequences; see `Model.encode`, and `AwdConfig.bptt`."""
         assert packed.token_type_ids is None, "AWD-LSTM has no token types"
         steps = time_steps_of(Sequences.of(packed), self.reads_backward)
         sequences = len(steps.sorted_indices)
@@ -130,7 +121,7 @@ class AwdLstm(Model):
         backward predicts each token from its label instead."""
         if self.reads_backward:
             packed, labels = replace(packed, input_ids=labels), packed.input_ids
-        hidden = self._encode(packed, sparse_lookup_grad=True, bptt=self.config.bptt if self.training else None)
+        hidden = self.encode(packed, sparse_lookup_grad=True, bptt=self.config.bptt if self.training else None)
         output = hidden
         if self.training and self.config.dropout:
             lengths = packed.cu_seqlens.diff()
