@@ -104,11 +104,11 @@ def show_list(location: str, as_json: bool) -> None:
     from rich.table import Column, Table
 
     from multihop.cluster.console import plain
-    from multihop.cluster.runs.audit import proved_checkpoints
+    from multihop.cluster.runs.audit import audited_checkpoints
     from multihop.cluster.runs.checkpoints import list_checkpoints
     from multihop.pretrain.run.find_checkpoint import checkpoints_at, run_dir_of
 
-    rows = list_checkpoints(checkpoints_at(location), proved_checkpoints(run_dir_of(location)))
+    rows = list_checkpoints(checkpoints_at(location), audited_checkpoints(run_dir_of(location)))
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
@@ -120,7 +120,7 @@ def show_list(location: str, as_json: bool) -> None:
         numbers[3] = "" if row.bytes is None else _size(row.bytes)
         name = row.folder if row.step is None else f"{row.step:,}"
         date, state = (row.date or "").replace("T", " "), row.note or "committed"
-        state += ", audited" if row.is_audited else ""
+        state += f", {row.audit}" if row.audit else ""
         table.add_row(*map(plain, (name, date, *numbers, state)))
     # Where there is no terminal, Rich would break lines at 80 columns.
     Console(width=None if sys.stdout.isatty() else 1000).print(table)

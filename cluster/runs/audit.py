@@ -247,9 +247,15 @@ def state_of(outcome: Audit) -> str:
     return f"{before}differs from step {first:,} on, of those that are recorded"
 
 
-def proved_checkpoints(run_dir: Path) -> set[str]:
-    """Content hashes of the checkpoints that an audit found equal."""
-    return {row["of"] for row in read_rows(run_dir / AUDITS) if row.get("is_equal")}
+def audited_checkpoints(run_dir: Path) -> dict[str, str]:
+    """What the newest audit of each checkpoint found, by the checkpoint's content hash: "audited" if all was equal."""
+    return {row["of"]: _verdict(row) for row in read_rows(run_dir / AUDITS)}
+
+
+def _verdict(row: Row) -> str:
+    if row["is_equal"]:
+        return "audited"
+    return "audit differs, as expected" if row.get("conditions") else "audit differs"
 
 
 def _variables_of(run_dir: Path) -> list[str]:

@@ -8,12 +8,13 @@ import re
 import secrets
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -64,8 +65,8 @@ class ListedCheckpoint:
     """Number of elements of all parameters."""
     bytes: int | None = None
     tokens: int | None = None
-    is_audited: bool = False
-    """Whether an audit found it equal."""
+    audit: str | None = None
+    """What its newest audit found; None: it was not audited."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class VerifyResult:
     note: str = ""
 
 
-def list_checkpoints(checkpoints: str, proved: Collection[str] = ()) -> list[ListedCheckpoint]:
+def list_checkpoints(checkpoints: str, audits: Mapping[str, str] = MappingProxyType({})) -> list[ListedCheckpoint]:
     """Return all folders of steps, oldest first, and then those that were renamed because they are damaged.
 
     Args:
-        proved: content hashes of checkpoints that an audit found equal.
+        audits: what the newest audit of each checkpoint found, by the checkpoint's content hash.
     """
-    rows = [_describe(checkpoints, step, proved) for step in list_steps(checkpoints)]
+    rows = [_describe(checkpoints, step, audits) for step in list_steps(checkpoints)]
     aside = [name for name in open_folder(checkpoints).names() if _SET_ASIDE.fullmatch(name)]
     return rows + [
         ListedCheckpoint(name, False, "renamed because it is damaged; remove it when you have looked at it")
@@ -104,7 +105,7 @@ def verify_checkpoints(checkpoints: str) -> list[VerifyResult]:
     return results
 
 
-def _describe(checkpoints: str, step: int, proved: Collection[str]) -> ListedCheckpoint:
+def _describe(checkpoints: str, step: int, audits: Mapping[str, str]) -> ListedCheckpoint:
     folder = open_folder(folder_of_step(checkpoints, step))
     name = folder.location.rsplit("/", 1)[-1]
     if folder.size(MANIFEST) is None:
@@ -123,7 +124,7 @@ def _describe(checkpoints: str, step: int, proved: Collection[str]) -> ListedChe
         parameters=sum(prod(shape) for shape in manifest.parameters.values()),
         bytes=sum(entry.bytes for entry in manifest.files),
         tokens=manifest.tokens,
-        is_audited=manifest.content_hash() in proved,
+        audit=audits.get(manifest.content_hash()),
     )
 
 

@@ -16,7 +16,7 @@ from multihop.eval.statistics.read_predictions import RunRow
 from multihop.eval.statistics.verdict import trials_of
 from multihop.eval.trials.plan_file import Results, read_results
 from multihop.pretrain.config import TrainingConfig
-from multihop.pretrain.objectives.config import TOKEN_LOSSES
+from multihop.pretrain.objectives.config import OBJECTIVES, TOKEN_LOSSES, ObjectiveConfig
 from multihop.pretrain.run.changes import differences, flatten, format_diff
 
 _NOT_OF_RESULTS = ("tracking", "cluster", "checkpoint")
@@ -33,7 +33,7 @@ class ComparedRun:
     name: str
     folder: Path
     recipe: dict[str, Any]
-    """The resolved recipe."""
+    """The resolved recipe, without keys that its objective does not read."""
     summary: dict[str, Any]
     metrics: tuple[Row, ...]
     choices: Choices
@@ -102,7 +102,7 @@ def read_run(folder: Path) -> ComparedRun:
     Raises:
         UserError: a file is damaged, or recipe.json is not a resolved recipe.
     """
-    recipe = _read_recipe(folder / "recipe.json")
+    recipe = without_unread_keys(_read_recipe(folder / "recipe.json"))
     try:
         summary = read_json_object(folder / "summary.json", advice="rerun the same command: it is rewritten")
     except FileNotFoundError:
@@ -112,6 +112,16 @@ def read_run(folder: Path) -> ComparedRun:
     metrics = tuple(read_rows(folder / "metrics.jsonl"))
     name = folder.resolve().name
     return ComparedRun(name, folder, recipe, summary, metrics, choices, tuple(_notes(name, recipe, summary, results)))
+
+
+def without_unread_keys(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a resolved recipe without the keys of `objective` that its objective does not read, such as the label
+    smoothing of ctc: they have no effect."""
+    objective = recipe.get("objective")
+    if not isinstance(objective, dict) or (needs := OBJECTIVES.get(str(objective.get("name")))) is None:
+        return recipe
+    unread = ObjectiveConfig.model_fields.keys() - needs.keys - {"name"}
+    return {**recipe, "objective": {key: value for key, value in objective.items() if key not in unread}}
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:

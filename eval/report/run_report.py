@@ -13,6 +13,7 @@ from multihop.common.json_lines import Row, read_rows
 from multihop.data_prep.dataset.manifest import MANIFEST
 from multihop.eval.inference.examples import read_examples
 from multihop.eval.report import FILES_OF_A_RUN
+from multihop.eval.report.compared_runs import without_unread_keys
 from multihop.eval.report.data_section import data_context
 from multihop.eval.report.plan_section import plan_context
 from multihop.eval.report.plots import (
@@ -115,7 +116,7 @@ def write_report(run_dir: Path, recipe: dict[str, Any] | None = None, summary: d
         **health_context(rows, summary),
         "run": _run_rows(summary),
         "environment": as_pairs(summary.get("environment") or {}),
-        "recipe": as_pairs(recipe),
+        "recipe": as_pairs(without_unread_keys(recipe)),
         "data": data,
         **examples_context(read_examples(run_dir / "eval", results.plan.examples) if results.plan else None),
         **results_context(results, recipe, run_dir),

@@ -107,8 +107,14 @@ class ModelConfig(Section):
             lengths: int64 (S,), tokens of each sequence; for a translating family, of each target with its start token.
             predicted: number of tokens for which logits are computed.
             source_lengths: int64 (S,), tokens of each source with its end token; translating families only.
+
+        Raises:
+            UserError: The family does not count them.
         """
-        raise NotImplementedError
+        raise UserError(
+            f"model.family={self.family} has no count of floating-point operations, from which speed is planned and "
+            f"reported; write train_flops in pretrain/models/{self.family.replace('-', '_')}/config.py"
+        )
 
 
 class AttentionConfig(ModelConfig):

@@ -164,6 +164,13 @@ def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, dat
     weights = fit_vocabulary(stored, model, data.tokenizer)
     if weights["word.weight"].shape != stored["word.weight"].shape:
         vocab_size = data.tokenizer.vocab_size
+        log.info(
+            "the word embeddings of %s have %d rows, and the tokenizer has %d tokens: rows that pad them are left out, "
+            "and added tokens get new ones",
+            source,
+            len(stored["word.weight"]),
+            vocab_size,
+        )
     theirs = {"vocab_size": vocab_size, "source's vocab_size": read_source_vocab_size(source)}
     ours = {"vocab_size": data.output_tokenizer.vocab_size, "source's vocab_size": data.source_vocab_size}
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}

@@ -5,6 +5,7 @@ character: bytes have 1 to 256, and the markers of a sentence's beginning and en
 padding follow.
 """
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,28 +19,45 @@ from multihop.pretrain.models.bilm.config import Characters
 SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, PADDING = range(257, 262)
 CHARACTERS = PADDING + 1
 """Number of ids of characters."""
+_MAX_SHOWN = 60
+"""Characters of a long word in a message."""
+
+log = logging.getLogger("multihop")
 
 
 def character_ids(words: Sequence[str], max_characters: int) -> NDArray[np.int64]:
     """The characters of a sentence, between the markers of its beginning and end: int64 (words + 2, max_characters).
 
-    A word with more bytes than fit between its marks is truncated, as by the authors.
+    A word with more bytes than fit between its marks is truncated, as by the authors, with a warning.
 
     Raises:
         UserError: The sentence has no word, or a word is empty.
     """
     if not words:
         raise UserError("the sentence has no words; remove it")
+    texts, room = [word.encode("utf-8", "ignore") for word in words], max_characters - 2
+    if longer := [number for number, text in enumerate(texts) if len(text) > room]:
+        longest = max(longer, key=lambda number: len(texts[number]))
+        log.warning(
+            "%d of %d words have more than %d bytes and are read by their first %d, as by the authors; the longest has "
+            "%d: %r; raise max_characters to read them whole",
+            len(longer),
+            len(words),
+            room,
+            room,
+            len(texts[longest]),
+            words[longest] if len(words[longest]) <= _MAX_SHOWN else f"{words[longest][:_MAX_SHOWN]}…",
+        )
     ids = np.full((len(words) + 2, max_characters), PADDING, np.int64)
     ids[:, 0] = WORD_BEGIN
     ids[0, 1:3] = SENTENCE_BEGIN, WORD_END
     ids[-1, 1:3] = SENTENCE_END, WORD_END
-    for number, word in enumerate(words, start=1):
-        text = np.frombuffer(word.encode("utf-8", "ignore")[: max_characters - 2], np.uint8)
-        if not len(text):
+    for number, text in enumerate(texts, start=1):
+        if not text:
             raise UserError(f"word {number} of the sentence is empty; remove it")
-        ids[number, 1 : len(text) + 1] = text.astype(np.int64) + 1
-        ids[number, len(text) + 1] = WORD_END
+        read = np.frombuffer(text[:room], np.uint8)
+        ids[number, 1 : len(read) + 1] = read.astype(np.int64) + 1
+        ids[number, len(read) + 1] = WORD_END
     return ids
 
 

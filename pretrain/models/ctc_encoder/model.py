@@ -11,8 +11,9 @@ from torch import Generator, Tensor, nn, zeros
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.ctc_encoder.config import CtcEncoderConfig
 from multihop.pretrain.models.layers.attention import Sequences
-from multihop.pretrain.models.layers.blocks import embed, select_tokens
+from multihop.pretrain.models.layers.blocks import select_tokens
 from multihop.pretrain.models.layers.ctc import CtcTranslator
+from multihop.pretrain.models.layers.encoder_decoder import embed_source
 from multihop.pretrain.models.layers.key_value_cache import KeyValueCache
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
@@ -62,8 +63,7 @@ class CtcEncoder(CtcTranslator):
     ) -> Tensor:
         """The encoder's outputs (N, H), or (M, H), of packed sources; see `Model.encode`."""
         assert cache is None, "the encoder is bidirectional"
-        table, sequences = self.word if self.source_word is None else self.source_word, Sequences.of(packed)
-        return select_tokens(self._encode(table, packed, sequences, sparse_lookup_grad), token_indices)
+        return select_tokens(self._encode_source(packed, sparse_lookup_grad), token_indices)
 
     def hidden_states(self, packed: PackedTokens[Tensor]) -> list[Tensor]:
         """The states between the layers, (N, H) each, in the order of the tokens; see `Model.hidden_states`."""
@@ -73,19 +73,18 @@ class CtcEncoder(CtcTranslator):
         order = time_steps_of(Sequences.of(packed)).inverse_order  # recurrent layers read time step after time step
         return [*(states.index_select(0, order) for states in between), last]
 
-    def _encode(
-        self, table: nn.Embedding, packed: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool
-    ) -> Tensor:
-        sparse_lookup_grad = sparse_lookup_grad and self.source_word is None
+    def _encode_source(self, source: PackedTokens[Tensor], sparse_lookup_grad: bool) -> Tensor:
+        sequences = Sequences.of(source)
         if self.config.encoder != "transformer":
             steps = time_steps_of(sequences)
-            x = embed(table, packed.input_ids.index_select(0, steps.order), sparse_lookup_grad)
+            ids = source.input_ids.index_select(0, steps.order)
+            x = embed_source(self.word, self.source_word, ids, sparse_lookup_grad)
             for layer in self.layers:
                 x, _ = layer(self.dropout(x), steps)
             return self.dropout(x.index_select(0, steps.inverse_order))
-        x = embed(table, packed.input_ids, sparse_lookup_grad) * math.sqrt(self.config.hidden)
+        x = embed_source(self.word, self.source_word, source.input_ids, sparse_lookup_grad)
         fixed = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
-        x = self.dropout(x + fixed.index_select(0, packed.positions))
+        x = self.dropout(x * math.sqrt(self.config.hidden) + fixed.index_select(0, source.positions))
         for layer in self.layers:
             x = layer(x, sequences)
         hidden: Tensor = self.final_norm(x)

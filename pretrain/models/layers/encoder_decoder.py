@@ -6,9 +6,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multihop.pretrain.models.layers.blocks import embed
 from multihop.pretrain.models.layers.fused_linear_cross_entropy import fused_linear_cross_entropy
 from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.packed_tokens import PackedTokens
+
+
+def embed_source(word: nn.Embedding, source_word: nn.Embedding | None, ids: Tensor, sparse_lookup_grad: bool) -> Tensor:
+    """Embeddings (Ns, H) of tokens of sources.
+
+    Args:
+        word, source_word: as in `EncoderDecoder`.
+        ids: int64 (Ns,).
+        sparse_lookup_grad: as in `embed`; without effect on an embedding of the source alone, which is no output
+            matrix.
+    """
+    if source_word is None:
+        return embed(word, ids, sparse_lookup_grad)
+    return embed(source_word, ids, sparse_lookup_grad=False)
 
 
 class DecoderState(ABC):

@@ -12,7 +12,7 @@ from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed
 from multihop.pretrain.models.layers.cross_attention import PaddedSource
-from multihop.pretrain.models.layers.encoder_decoder import DecoderState, EncoderDecoder
+from multihop.pretrain.models.layers.encoder_decoder import DecoderState, EncoderDecoder, embed_source
 from multihop.pretrain.models.seq2seq.config import Seq2SeqConfig
 from multihop.pretrain.models.seq2seq.layers import Decoder, EncoderLayer, RecurrentState
 from multihop.pretrain.models.seq2seq.recurrence import STATES, State
@@ -56,9 +56,8 @@ class Seq2Seq(EncoderDecoder):
     ) -> tuple[Tensor, list[State]]:
         """The encoder's outputs (Ns, H), packed as the sources are; the last state of each layer, (S, H) per part."""
         steps = time_steps_of(sequences)
-        table = self.word if self.source_word is None else self.source_word
         ids = source.input_ids.index_select(0, steps.order)
-        x = embed(table, ids, sparse_lookup_grad and self.source_word is None)
+        x = embed_source(self.word, self.source_word, ids, sparse_lookup_grad)
         states = []
         for layer in self.encoder:
             x, last = layer(self.dropout(x), steps)

@@ -8,7 +8,7 @@ from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import embed
 from multihop.pretrain.models.layers.cross_attention import PaddedSource, Pairs
-from multihop.pretrain.models.layers.encoder_decoder import DecoderState, EncoderDecoder
+from multihop.pretrain.models.layers.encoder_decoder import DecoderState, EncoderDecoder, embed_source
 from multihop.pretrain.models.layers.sinusoids import sinusoids
 from multihop.pretrain.models.transformer.beam_cache import BeamCache
 from multihop.pretrain.models.transformer.config import TransformerConfig
@@ -59,24 +59,16 @@ class Transformer(EncoderDecoder):
     def _encode_source(
         self, source: PackedTokens[Tensor], sequences: Sequences, sparse_lookup_grad: bool = False
     ) -> Tensor:
-        table = self.word if self.source_word is None else self.source_word
-        sparse = sparse_lookup_grad and self.source_word is None
-        x = self._embed(table, self.source_position, source.input_ids, source.positions, sparse)
+        x = embed_source(self.word, self.source_word, source.input_ids, sparse_lookup_grad)
+        x = self._add_positions(x, self.source_position, source.positions)
         for layer in self.encoder:
             x = layer(x, sequences)
         states: Tensor = self.encoder_norm(x)
         return states
 
-    def _embed(
-        self,
-        table: nn.Embedding,
-        learned: nn.Embedding | None,
-        ids: Tensor,
-        positions: Tensor,
-        sparse_lookup_grad: bool = False,
-    ) -> Tensor:
+    def _add_positions(self, embedded: Tensor, learned: nn.Embedding | None, positions: Tensor) -> Tensor:
         """The sum of the embeddings, scaled by sqrt(H), and the positions (section 3.4)."""
-        x = embed(table, ids, sparse_lookup_grad) * math.sqrt(self.config.hidden)
+        x = embedded * math.sqrt(self.config.hidden)
         if learned is not None:
             return self.dropout(x + learned(positions))
         fixed = sinusoids(self.config.max_positions, self.config.hidden, x.device, x.dtype)
@@ -89,7 +81,8 @@ class Transformer(EncoderDecoder):
         sources = Sequences.of(source)
         pairs = Pairs(Sequences.of(target), sources)
         encoded = self._encode_source(source, sources, sparse_lookup_grad)
-        x = self._embed(self.word, self.position, target.input_ids, target.positions, sparse_lookup_grad)
+        x = embed(self.word, target.input_ids, sparse_lookup_grad)
+        x = self._add_positions(x, self.position, target.positions)
         for layer in self.decoder:
             x = layer(x, encoded, pairs)
         states: Tensor = self.decoder_norm(x)
@@ -111,7 +104,7 @@ class Transformer(EncoderDecoder):
         assert isinstance(state, TransformerDecoderState)
         state.cache.advance()
         positions = tokens.new_full(tokens.shape, state.cache.length - 1)
-        x = self._embed(self.word, self.position, tokens, positions)
+        x = self._add_positions(embed(self.word, tokens, sparse_lookup_grad=False), self.position, positions)
         for number, (layer, source) in enumerate(zip(self.decoder, state.sources, strict=True)):
             assert isinstance(layer, DecoderLayer)
             x = layer.decode_step(x, state.cache, number, source)

@@ -300,6 +300,27 @@ def test_runs_that_differ_in_more_than_their_seed_or_their_test_set_stay_apart(t
     assert found["differs from one in"][0][1].endswith("seeds 1, 4")
 
 
+def test_settings_of_other_objectives_are_not_shown(tmp_path: Path) -> None:
+    objectives = {
+        "lstm": {"name": "translation", "mask_rate": 0.15, "label_smoothing": 0.0},
+        "ctc": {"name": "ctc", "mask_rate": 0.15, "label_smoothing": 0.1},
+        "other": {"name": "of another version", "mask_rate": 0.2, "label_smoothing": 0.1},
+    }
+    runs = [with_predictions(tmp_path, name, [0.6, 0.7]) for name in objectives]
+    for run, objective in zip(runs, objectives.values(), strict=True):
+        content = json.loads((run / "recipe.json").read_text())
+        (run / "recipe.json").write_text(json.dumps({**content, "objective": objective}))
+    found, _, _ = _report(runs, tmp_path / "out")
+    assert found["differs from lstm in"][1:] == [
+        ["ctc", "objective.name ctc (was translation), objective.label_smoothing none (was 0.0)"],
+        [
+            "other",
+            "objective.name of another version (was translation), objective.label_smoothing 0.1 (was 0.0), "
+            "objective.mask_rate 0.2 (was none)",
+        ],
+    ]
+
+
 def test_runs_of_the_same_name_are_shown_by_their_paths(tmp_path: Path) -> None:
     runs = [with_predictions(tmp_path / folder, "one", [value, value]) for folder, value in (("a", 0.6), ("b", 0.9))]
     assert [run.name for run in read_runs(runs)] == [str(run) for run in runs]

@@ -101,6 +101,14 @@ def test_numbers_in_the_tables_are_those_of_the_files(tmp_path: Path, bert_data:
     assert not [path for path in run.iterdir() if path.name.endswith(".tmp")]
 
 
+@pytest.mark.parametrize(("name", "read"), [("ctc", []), ("translation", ["label_smoothing"]), ("unknown", None)])
+def test_settings_of_other_objectives_are_not_listed(tmp_path: Path, name: str, read: list[str] | None) -> None:
+    objective = {"mask_rate": 0.15, "label_smoothing": 0.1}
+    write_report(reported_run(tmp_path / "run", [], {**RECIPE, "objective": {"name": name, **objective}}))
+    listed = [key for key, *_ in read_report(tmp_path / "run")[0].tables["recipe"] if key.startswith("objective.")]
+    assert listed == [f"objective.{key}" for key in ("name", *(objective if read is None else read))]
+
+
 def test_it_shows_rates_losses_by_source_and_the_forecast(tmp_path: Path) -> None:
     sources = [{"path": "texts/a/*.txt", "weight": 1.0}, {"path": "<b>", "weight": 3.0}]
     recipe = {**RECIPE, "phases": [{"seq_len": 64, "steps": 100}], "data": {"sources": sources}}

@@ -1,6 +1,7 @@
 """The bidirectional language model: its LSTM, its losses, what each direction sees, and the authors' own weights."""
 
 import json
+import math
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -198,6 +199,79 @@ def test_words_become_bytes_between_marks(words: list[str]) -> None:
         read = [each - 1 for each in row[1 : row.index(260)]]
         assert row[0] == 259 and bytes(read) == word.encode("utf-8", "ignore")[:7]
         assert set(row[row.index(260) + 1 :]) <= {261}
+
+
+def plain_word_embedding(model: Any, characters: list[int]) -> NDArray[np.float64]:
+    """Return the embedding (P,) of a word from the ids of its characters, by bilm-tf's `_build_word_char_embeddings`:
+    convolutions, the maximum over their positions, ReLU, highway layers, and a projection."""
+    weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    layers: Any = model.config.characters
+    x = []
+    for number, (width, filters) in enumerate(layers.filters):
+        kernel, bias = (weights[f"characters.convolutions.{number}.{part}"] for part in ("weight", "bias"))
+        for which in range(filters):
+            at_positions = []
+            for start in range(len(characters) - width + 1):
+                value = float(bias[which])
+                for offset in range(width):
+                    embedding = weights["word.weight"][characters[start + offset]]
+                    value += sum(float(a) * float(b) for a, b in zip(kernel[which, :, offset], embedding, strict=True))
+                at_positions.append(value)
+            x.append(max(0.0, max(at_positions)))
+
+    def linear(name: str, inputs: list[float]) -> list[float]:
+        rows = zip(weights[f"{name}.weight"], weights[f"{name}.bias"], strict=True)
+        return [float(bias) + sum(float(a) * b for a, b in zip(row, inputs, strict=True)) for row, bias in rows]
+
+    for number in range(layers.highways):
+        name = f"characters.highways.{number}"
+        carried = [1 / (1 + math.exp(-each)) for each in linear(f"{name}.gate", x)]
+        transformed = [max(0.0, each) for each in linear(f"{name}.transform", x)]
+        x = [s * new + (1 - s) * old for s, new, old in zip(carried, transformed, x, strict=True)]
+    return np.array(linear("characters.projection", x))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(st.text(min_size=1, max_size=9), max_size=3),
+    filters=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=3),
+    highways=st.integers(0, 2),
+    max_characters=st.integers(5, 9),
+    seed=st.integers(0, 99),
+)
+def test_the_embeddings_of_words_are_those_of_the_equations(
+    texts: list[str], filters: list[tuple[int, int]], highways: int, max_characters: int, seed: int
+) -> None:
+    # The last filter sees all characters at once; the words have one character, and as many as fit.
+    filters = [*filters, (max_characters, 2)]
+    words = ["a", "b" * (max_characters - 2), *(text for text in texts if text.encode("utf-8", "ignore"))]
+    sizes = {"embedding": 3, "filters": filters, "highways": highways, "max_characters": max_characters}
+    model = rough(CHARACTERS, layers=1, characters=sizes)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data = 0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    texts_read = [word.encode("utf-8", "ignore")[: max_characters - 2] for word in words]
+    rows = [[259, 257, 260], *([259, *(byte + 1 for byte in read), 260] for read in texts_read), [259, 258, 260]]
+    expected = [plain_word_embedding(model, row + [261] * (max_characters - len(row))) for row in rows]
+    ids = torch.from_numpy(character_ids(words, max_characters))
+    text = PackedTokens(ids, torch.arange(len(ids)), torch.tensor([0, len(ids)]), len(ids))
+    forward, backward = model.hidden_states(text)[0].detach().chunk(2, 1)
+    assert torch.equal(forward, backward)
+    np.testing.assert_allclose(forward.numpy(), np.stack(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_a_warning_names_the_longest_of_the_words_that_are_truncated(caplog: pytest.LogCaptureFixture) -> None:
+    character_ids(["fits", "seven77"], 9)
+    assert not caplog.records
+    ids = character_ids(["fits", "eight888", "übermäßig", "x" * 5], 9)
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 of 4 words have more than 7 bytes and are read by their first 7, as by the authors; the longest has 12: "
+        "'übermäßig'; raise max_characters to read them whole"
+    ]
+    assert bytes((ids[3, 1:8] - 1).tolist()) == "übermäßig".encode()[:7]
+    caplog.clear()
+    character_ids(["y" * 1000], 50)
+    assert f"has 1000: '{'y' * 60}…'; raise" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch import Tensor
 from multihop.common.errors import UserError
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.eval.inference.ctc_search import collapse
+from multihop.pretrain.check_effects import check_effects
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.data.index import build_indexes
@@ -131,6 +132,17 @@ def test_every_parameter_is_trained(encoder: dict[str, Any], source_vocabulary: 
 
 
 @every_encoder
+@pytest.mark.parametrize("source_vocabulary", [None, 12])
+def test_only_an_embedding_that_is_the_output_matrix_gets_a_sparse_gradient(
+    encoder: dict[str, Any], source_vocabulary: int | None
+) -> None:
+    model = model_of(encoder, source_vocabulary=source_vocabulary)
+    model.encode(packed(torch.arange(1, 9), [5, 3]), sparse_lookup_grad=True).sum().backward()
+    table = model.word if source_vocabulary is None else model.source_word
+    assert table.weight.grad.is_sparse == (source_vocabulary is None)
+
+
+@every_encoder
 def test_the_operations_of_a_step_are_counted(encoder: dict[str, Any]) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -208,10 +220,29 @@ def test_targets_longer_than_their_sources_are_left_out_or_refused(
     left = builder.order.indexes[0][0].size
     documents = builder.data.train
     assert left == len(documents) - int(matched[1]) < len(documents)
-    assert "are left out" in caplog.text
+    why = (
+        "have targets that need more states than their sources have tokens, one for each token and for a blank between "
+        r"equal ones \(first: document \d+\) and are left out"
+    )
+    assert re.search(rf"{matched[1]} of {len(documents)} training pairs {why}", caplog.text)
+    indexed = sum("training pairs" in record.message for record in caplog.records)
+    training(with_long_targets, tmp_path, max_bad_fraction=0.5)
+    assert sum("training pairs" in record.message for record in caplog.records) == indexed + 1, "at every start"
     targets = [documents.tokens(i)[source:] for i, source in enumerate(documents.source_lengths)]
     assert documents.target_repeats.tolist() == [min_states(target) - len(target) for target in targets]
     assert documents.target_repeats.any()
+
+
+def test_label_smoothing_which_ctc_does_not_read_is_refused() -> None:
+    described = {"model": {"preset": "ctc-mini"}, "phases": [{"seq_len": 8, "steps": 1}]}
+    check_effects(TrainingConfig.model_validate(described))
+    smoothed = TrainingConfig.model_validate({**described, "objective": {"label_smoothing": 0.2}})
+    complaint = (
+        r"objective\.label_smoothing=0\.2 has no effect with objective\.name=ctc; remove it, or set "
+        r"objective\.name=translation$"
+    )
+    with pytest.raises(UserError, match=complaint):
+        check_effects(smoothed)
 
 
 @pytest.mark.parametrize(
