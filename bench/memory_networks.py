@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from step import measure, print_profiles, write_report
-from step_peers import Case, Stepper, peer_process, reset_peak_memory
+from step_peers import Case, Stepper, import_optimizers, peer_process, reset_peak_memory
 
 
 def _stories(case: Case) -> Any:
@@ -58,6 +58,7 @@ def plain(case: Case) -> Stepper:
     memories, asked = sentences[stories.memories], sentences[stories.questions]
     answers, sizes = torch.from_numpy(stories.answers), torch.from_numpy(stories.sizes)
     shape = min(settings.memory_size, int(sizes.max())), memories.shape[2]
+    import_optimizers()
     reset_peak_memory()
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Minimal models of torch's modules, on rectangular batches (B, T): the peers that use torch alone."""
+"""Minimal models of torch's modules, on rectangular batches (B, T). The tagger also needs pytorch-crf."""
 
 from itertools import pairwise
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class PlainBag(nn.Module):
@@ -59,16 +60,54 @@ class PlainAwdLstm(nn.Module):
         return x * F.dropout(torch.ones_like(x[:, :1]), self.rates[rate])
 
 
-class PlainBilm(nn.Module):
-    """Two language models of torch.nn.LSTM with projections and skip connections; torch's LSTM clips nothing."""
+class ClippedLstm(nn.Module):
+    """One direction of an LSTM with a projection, in a loop over time, because torch.nn.LSTM cannot clip.
 
-    def __init__(self, vocab_size: int, layers: int, width: int, cells: int, dropout: float) -> None:
+    The steps are those of AllenNLP's LstmCellWithProjection, which also multiplies the inputs in the loop; here one
+    product over all steps does.
+    """
+
+    def __init__(self, width: int, cells: int, cell_clip: float, projection_clip: float) -> None:
+        super().__init__()
+        self.cells, self.cell_clip, self.projection_clip = cells, cell_clip, projection_clip
+        self.inputs, self.states = nn.Linear(width, 4 * cells, bias=False), nn.Linear(width, 4 * cells)
+        self.projection = nn.Linear(cells, width, bias=False)
+        nn.init.zeros_(self.states.bias)
+        nn.init.ones_(self.states.bias[cells : 2 * cells].detach())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """x and the first result are (B, T, width); there is no second one."""
+        out, cell = x.new_zeros(len(x), x.shape[2]), x.new_zeros(len(x), self.cells)
+        outs = []
+        for now in self.inputs(x).unbind(1):
+            i, f, g, o = (now + self.states(out)).chunk(4, 1)
+            cell = (i.sigmoid() * g.tanh() + f.sigmoid() * cell).clamp(-self.cell_clip, self.cell_clip)
+            out = self.projection(o.sigmoid() * cell.tanh()).clamp(-self.projection_clip, self.projection_clip)
+            outs.append(out)
+        return torch.stack(outs, 1), None
+
+
+class PlainBilm(nn.Module):
+    """Two language models of LSTMs with projections and skip connections: of torch.nn.LSTM, or clipped ones."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        layers: int,
+        width: int,
+        cells: int,
+        dropout: float,
+        clips: tuple[float, float] | None,
+    ) -> None:
         super().__init__()
         self.word, self.dropout = nn.Embedding(vocab_size, width), nn.Dropout(dropout)
-        self.directions = nn.ModuleList(
-            nn.ModuleList(nn.LSTM(width, cells, batch_first=True, proj_size=width) for _ in range(layers))
-            for _ in range(2)
-        )
+
+        def lstm() -> nn.Module:
+            if clips is None:
+                return nn.LSTM(width, cells, batch_first=True, proj_size=width)
+            return ClippedLstm(width, cells, *clips)
+
+        self.directions = nn.ModuleList(nn.ModuleList(lstm() for _ in range(layers)) for _ in range(2))
         self.head = nn.Linear(width, vocab_size)
         self.head.weight = self.word.weight
         nn.init.normal_(self.word.weight, std=width**-0.5)
@@ -103,3 +142,24 @@ class PlainCtc(nn.Module):
         scores = self.head(self.dropout(x)).log_softmax(-1).transpose(0, 1)
         lengths, targets = (torch.full((len(ids),), each.shape[1]) for each in (ids, labels))
         return F.ctc_loss(scores, labels, lengths, targets, blank=self.blank, reduction="sum") / labels.numel()
+
+
+class PlainTagger(nn.Module):
+    """A bidirectional torch.nn.LSTM and pytorch-crf's CRF over frozen word vectors."""
+
+    def __init__(self, vocab_size: int, width: int, layers: int, units: int, labels: int, dropout: float) -> None:
+        from torchcrf import CRF
+
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, width).requires_grad_(False)
+        self.lstm = nn.LSTM(width, units, layers, batch_first=True, bidirectional=True)
+        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(2 * units, labels)
+        self.crf = CRF(labels, batch_first=True)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a word's label; `labels`, int64 (B, T), are negative at the padding."""
+        mask = labels >= 0
+        words = pack_padded_sequence(self.word(ids), mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+        x, _ = pad_packed_sequence(self.lstm(words)[0], batch_first=True)
+        loss: Tensor = -self.crf(self.head(self.dropout(x)), labels.clamp(min=0), mask, reduction="token_mean")
+        return loss

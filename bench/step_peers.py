@@ -66,6 +66,7 @@ def engine_loop(case: Case, batch_of: Callable[[Case], Any]) -> Stepper:
 
     from multihop.common.machine import disable_malloc_trim
     from multihop.pretrain.config import TrainingConfig
+    from multihop.pretrain.engine.deepspeed_internals import import_deepspeed
     from multihop.pretrain.engine.engine import Engine
     from multihop.pretrain.engine.ranks import join_process_group
     from multihop.pretrain.models.build import build_model, init_weights
@@ -87,6 +88,9 @@ def engine_loop(case: Case, batch_of: Callable[[Case], Any]) -> Stepper:
             "engine": engine_settings,
         }
     )
+    import_deepspeed()
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  # with sympy, as `to_empty` of a model on the meta device
+
     reset_peak_memory()
     model = build_model(config.model, case["vocabulary"])
     init_weights(model, 1)
@@ -106,16 +110,7 @@ def engine_loop(case: Case, batch_of: Callable[[Case], Any]) -> Stepper:
 
 def hugging_face(case: Case) -> Stepper:
     """Return a function that does the work of `transformers.Trainer` between two batches."""
-    import transformers
-
-    from multihop.pretrain.checkpoint.huggingface_config import config_json
-    from multihop.pretrain.models.families import parse_model_config
-
-    reset_peak_memory()
-    special_ids = {"pad": 0, "cls": 2, "sep": 3, "end": 0}
-    described = config_json(parse_model_config(case["model"]), case["vocabulary"], special_ids)
-    config = transformers.AutoConfig.for_model(**described)
-    model = getattr(transformers, described["architectures"][0])(config)
+    model = transformers_model(case, {"pad": 0, "cls": 2, "sep": 3, "end": 0})
     inputs = padded(case)
     if case["model"]["family"] == "bert":
         inputs["next_sentence_label"] = np.zeros(case["sequences"], np.int64)
@@ -126,10 +121,26 @@ def hugging_face(case: Case) -> Stepper:
     return plain_loop(case, model, inputs, lambda out: out.loss)
 
 
+def transformers_model(case: Case, special_ids: dict[str, int]) -> Any:
+    """Return transformers' model of a case, with new weights. Memory is counted from before it."""
+    import transformers
+
+    from multihop.pretrain.checkpoint.huggingface_config import config_json
+    from multihop.pretrain.models.families import parse_model_config
+
+    described = config_json(parse_model_config(case["model"]), case["vocabulary"], special_ids)
+    config = transformers.AutoConfig.for_model(**described)
+    model_class = getattr(transformers, described["architectures"][0])  # imports its module
+    import_optimizers()
+    reset_peak_memory()
+    return model_class(config)
+
+
 def plain(case: Case) -> Stepper:
     """Return a function that runs a step of GPT-2 in a plain loop."""
     import plain_gpt2
 
+    import_optimizers()
     reset_peak_memory()
     sizes = (case["model"][name] for name in ("layers", "hidden", "heads", "max_positions", "dropout"))
     model = plain_gpt2.PlainGPT2(case["vocabulary"], *sizes)
@@ -180,8 +191,16 @@ def plain_loop(case: Case, model: Any, arrays: dict[str, np.ndarray], loss_of: C
 PEERS = {"ours": ours, "hugging_face": hugging_face, "plain": plain}
 
 
+def import_optimizers() -> None:
+    """Import what torch.optim imports when the first optimizer is created: torch's compiler, 80 MB."""
+    import torch._dynamo  # noqa: F401
+
+
 def reset_peak_memory() -> None:
-    """Start counting memory here, so that it is that of the model and its training, without imported libraries."""
+    """Start counting memory here, so that it is that of the model and its training, without imported libraries.
+
+    All of them must have been imported, those too that others import when they are first used.
+    """
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     global _baseline
     _baseline = _status("VmRSS")

@@ -4,7 +4,16 @@ import sys
 from typing import Any
 
 import numpy as np
-from step_peers import Case, Stepper, engine_loop, lengths_of, peer_process, plain_loop, reset_peak_memory
+from step_peers import (
+    Case,
+    Stepper,
+    engine_loop,
+    import_optimizers,
+    lengths_of,
+    peer_process,
+    plain_loop,
+    reset_peak_memory,
+)
 
 PAD, END, FIRST = 0, 1, 3
 SMOOTHING = 0.1
@@ -92,10 +101,12 @@ def hugging_face(case: Case) -> Stepper:
 
     words = Tokenizer(WordLevel({"<pad>": PAD, "</s>": END}, unk_token="</s>"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
-    reset_peak_memory()
     sizes = parse_model_config(case["model"])
     config = marian_config(sizes, case["vocabulary"])
-    model = transformers.MarianMTModel(config)
+    model_class = transformers.MarianMTModel  # imports its module
+    import_optimizers()
+    reset_peak_memory()
+    model = model_class(config)
     collate = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
     batch = dict(collate([{"input_ids": source, "labels": target} for source, target in pairs_of(case)]))
     labels, smoothed = batch.pop("labels"), LabelSmoother(epsilon=SMOOTHING)
@@ -110,6 +121,7 @@ def torch_lstm(case: Case) -> Stepper:
 
     from multihop.pretrain.models.families import parse_model_config
 
+    import_optimizers()
     reset_peak_memory()
     sizes = parse_model_config(case["model"])
     attends, feeds = sizes.attention != "none", bool(sizes.input_feeding)
