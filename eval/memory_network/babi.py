@@ -171,8 +171,8 @@ def _example(
     fitting = [i for i in own if not wrong[i] and tested.sizes[i] <= _MAX_STATEMENTS]
     chosen = int([*fitting, own[0]][0])
     logits, attention = attend(trained.model, tested, np.array([chosen]))
-    statements = questions[chosen].statements[-_MAX_STATEMENTS:]
-    # The newest statement is the first memory.
+    # The newest statement is the first memory; of a longer story than those of the training the oldest have none.
+    statements = questions[chosen].statements[-min(_MAX_STATEMENTS, attention[0].shape[-1]) :]
     by_hop = [hop[trained.chosen, 0, : len(statements)].flip(0).tolist() for hop in attention]
     return {
         "statements": list(statements),

@@ -93,10 +93,8 @@ def train_networks(
         vocab_size: number of words, with word 0.
         progress: called with the epochs done and their number.
     """
-    rng = np.random.Generator(np.random.Philox(key_of("memory network", seed)))
-    shuffled = rng.permutation(len(stories))
-    held = round(settings.validation * len(stories))
-    validation, training = shuffled[:held], shuffled[held:]
+    rng = random_generator(seed)
+    validation, training = split(len(stories), settings, rng)
     sizes = NetworkSizes(
         vocab_size=vocab_size,
         sentence_words=stories.sentences.shape[1],
@@ -112,16 +110,38 @@ def train_networks(
         linear = epoch < settings.linear_epochs
         after = epoch - settings.linear_epochs
         lr = settings.linear_lr if linear else settings.lr * 0.5 ** (after // settings.halve_every)
-        orders = np.stack([rng.permutation(training) for _ in range(settings.restarts)])
-        for start in range(0, orders.shape[1], settings.batch_size):
-            batch = orders[:, start : start + settings.batch_size]
-            times = noisy_times(stories.sizes[batch], settings.memory_size, settings.time_noise, rng)
+        for batch, times in draw_batches(stories, training, settings, rng):
             _step(model, stories, batch, times, lr, settings.max_grad_norm, linear)
         progress(epoch + 1, epochs)
     validation_wrong, _ = answer(model, stories, validation)
     training_wrong, losses = answer(model, stories, training)
     chosen = int(np.lexsort([losses.sum(1), training_wrong.sum(1)])[0])
     return TrainedNetworks(model, validation, validation_wrong, training, training_wrong, chosen)
+
+
+def random_generator(seed: int) -> np.random.Generator:
+    """Return the generator from which a training draws `split`, and then for each epoch `draw_batches`."""
+    return np.random.Generator(np.random.Philox(key_of("memory network", seed)))
+
+
+def split(
+    questions: int, settings: TrainingSettings, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw which of the questions are held out; return these and the others."""
+    shuffled = rng.permutation(questions)
+    held = round(settings.validation * questions)
+    return shuffled[:held], shuffled[held:]
+
+
+def draw_batches(
+    stories: Stories, training: NDArray[np.int64], settings: TrainingSettings, rng: np.random.Generator
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield the batches of an epoch, in a new order for each network: int64 (R, B), questions, and (R, B, M), the
+    temporal encodings of their memories."""
+    orders = np.stack([rng.permutation(training) for _ in range(settings.restarts)])
+    for start in range(0, orders.shape[1], settings.batch_size):
+        batch = orders[:, start : start + settings.batch_size]
+        yield batch, noisy_times(stories.sizes[batch], settings.memory_size, settings.time_noise, rng)
 
 
 def noisy_times(sizes: NDArray[np.int64], memories: int, noise: float, rng: np.random.Generator) -> NDArray[np.int64]:

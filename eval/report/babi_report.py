@@ -16,6 +16,8 @@ from multihop.eval.tasks.babi import TASKS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_FAILED = 0.05
+"""A task has failed if its test error is above this (table 1)."""
 _ROW_INCHES = 0.22
 _DARKEST = 0.6
 """Opacity of a weight of 1, on which its number is still legible."""
@@ -39,12 +41,13 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
             _percent([row["training_error"]]),
             _percent([row["validation_error"]]),
             ", ".join(f"{100 * each:.1f}" for each in sorted(row["errors_of_restarts"])),
+            f"{row['seconds']:.0f}",
         ]
         for row in rows
     ]
     if len(rows) == len(TASKS):
         of_restarts = [mean(errors) for errors in zip(*(row["errors_of_restarts"] for row in rows), strict=True)]
-        lines.append(
+        lines += [
             [
                 "mean",
                 "",
@@ -53,8 +56,16 @@ def write_babi_report(rows: Sequence[dict[str, Any]], out: Path) -> None:
                 _percent([row["training_error"] for row in rows]),
                 _percent([row["validation_error"] for row in rows]),
                 ", ".join(f"{100 * each:.1f}" for each in sorted(of_restarts)),
-            ]
-        )
+                f"{mean(row['seconds'] for row in rows):.0f}",
+            ],
+            [
+                "failed",
+                f"test errors above {_FAILED:.0%}",
+                sum(row["error"] > _FAILED for row in rows),
+                sum(error > 100 * _FAILED for error in published.values()) if is_published else "",
+                *[""] * 4,
+            ],
+        ]
     pictures = [_picture(row) for row in rows]
     context = {
         "hops": settings["hops"],
