@@ -17,6 +17,7 @@ from multihop.cluster.cli.plan_report import (
     draw,
     failures_line,
     table_of,
+    table_of_memory,
     table_of_probe,
     with_failures,
 )
@@ -32,6 +33,8 @@ _ASSUMED = (
     "The data is not prepared: every sample is assumed to have all tokens of its phase, and the vocabulary the "
     "recipe's size."
 )
+_DIVISORS = [2, 4]
+"""A sweep also tries the largest micro-batch that fits divided by these."""
 _PICTURES = (".png", ".svg", ".pdf")
 _ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 1 / 16, 0.5, 100, 64e9
 """Of a GPU that is not known: the share of its bf16 rate that matrix products reach, that of fp32, the share of the
@@ -73,7 +76,10 @@ def plan(
         float | None, typer.Option(metavar="P", min=0.0, help="Price of a GPU for an hour, in any currency.")
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Try ZeRO stages 1 to 3 and all kinds of activation checkpointing.")
+        bool,
+        typer.Option(
+            "--sweep", help="Try all ZeRO stages, kinds of activation checkpointing, and smaller micro-batches."
+        ),
     ] = False,
     failures: Annotated[float, typer.Option(metavar="RATE", min=0.0, help="Failures per 1,000 node-days.")] = 5.0,
     store: Annotated[
@@ -110,12 +116,13 @@ def plan(
             "world_size": number,
             "bus_bandwidth": _bus_bandwidth(kind, number, nodes_of[number], network),
             "engine": engine,
+            "micro_batch_divisors": _DIVISORS if sweep and loaded.engine.micro_batch_size == "auto" else [],
         }
         for number in numbers
         for engine in _engine_settings(loaded, sweep)
     ]
-    _check_samples(loaded, max(numbers))
     data = prepared_data(loaded, runs)
+    _check_samples(loaded, max(numbers), data is not None)
     with index_folder_of(runs / loaded.name) as index:
         prepared = None if data is None else (str(data), str(index))
         plans = list(plans_of(loaded, kind, settings, prepared))
@@ -136,6 +143,7 @@ def plan(
 
     out = Console(width=None if sys.stdout.isatty() else 1000)
     out.print(table_of(plans, f"{loaded.name} on {kind.name}", USABLE * kind.memory))
+    out.print(table_of_memory(plans))
     line = None if failing is None else failures_line(failing, cheapest, price)
     if line is not None:
         out.print(line)
@@ -157,8 +165,8 @@ def _probe(recipe: "Recipe", numbers: list[int], nodes: int, runs: Path, price: 
         raise UserError(f"--gpus={','.join(map(str, numbers))}: --probe measures one setting; give one number")
     (ranks,) = numbers
     nodes = _nodes_of(numbers, nodes)[ranks]
-    _check_samples(recipe, ranks)
     data = prepared_data(recipe, runs)
+    _check_samples(recipe, ranks, data is not None)
     with index_folder_of(runs / recipe.name) as index:
         prepared = None if data is None else (str(data), str(index))
         phases = list(probe_phases(recipe, ranks, nodes, prepared))
@@ -218,12 +226,20 @@ def _bus_bandwidth(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None
     return min(gpu.link, network_gbit * 1e9 / 8) if gpus > nodes else network_gbit * 1e9 / 8
 
 
-def _check_samples(recipe: "Recipe", gpus: int) -> None:
+def _check_samples(recipe: "Recipe", gpus: int, is_prepared: bool) -> None:
+    """Check that each rank has a sample in each step; how many pairs have so many tokens, prepared data decides."""
     for number, phase in enumerate(recipe.phases):
-        if phase.global_batch_tokens is None and phase.global_batch_size < gpus:
+        tokens = phase.global_batch_tokens
+        if tokens is None and phase.global_batch_size < gpus:
             raise UserError(
                 f"--gpus={gpus} exceeds phases[{number}].global_batch_size={phase.global_batch_size}; give fewer GPUs, "
                 "or raise it"
+            )
+        if tokens is not None and not is_prepared and tokens // phase.seq_len < gpus:
+            raise UserError(
+                f"--gpus={gpus} exceeds the {tokens // phase.seq_len} pairs of seq_len={phase.seq_len} tokens that "
+                f"phases[{number}].global_batch_tokens={tokens} has room for; give fewer GPUs, raise it, or prepare "
+                "the data if its pairs are shorter"
             )
 
 
@@ -260,6 +276,8 @@ def _engine_settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
     if not sweep:
         return [setting]
     stages = [3] if setting["offload"] == "optimizer+weights" else [1, 2, 3]
+    if recipe.engine.precision == "fp32" and setting["offload"] == "none":
+        stages.insert(0, 0)
     kinds = ["none", "selective", "full"]
     return [
         {**setting, "zero_stage": stage, "activation_checkpointing": kind}

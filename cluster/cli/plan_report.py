@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GB = 1e9
-SETTINGS = ("gpus", "zero_stage", "activation_checkpointing")
+SETTINGS = ("gpus", "zero_stage", "activation_checkpointing", "micro_batch")
 """The keys of a plan that distinguish settings; a setting has a plan for each phase."""
 _STATE_BYTES = 12
 """Bytes of a checkpoint for each parameter: weight and two moments in fp32. Muon's has fewer."""
@@ -124,6 +124,21 @@ def table_of(plans: list[dict[str, Any]], title: str, usable: float) -> "Table":
     return table
 
 
+def table_of_memory(plans: list[dict[str, Any]]) -> "Table":
+    """What the memory of a GPU is for at the peak of each phase of the first setting."""
+    from rich.table import Table
+
+    chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
+    names = [name for name in chosen[0]["peak_by_category"] if any(plan["peak_by_category"][name] for plan in chosen)]
+    gpus, stage, checkpointing, micro_batch = _setting(chosen[0])
+    title = f"GB at the peak: {gpus} GPUs, ZeRO {stage}, checkpointing {checkpointing}, micro-batch {micro_batch}"
+    table = Table("phase", *(name.replace("_", " ") for name in names), "sum", title=title, box=None)
+    for plan in chosen:
+        sizes = [*(plan["peak_by_category"][name] for name in names), plan["peak_bytes"]]
+        table.add_row(str(plan["phase"]), *(f"{size / GB:,.2f}" for size in sizes))
+    return table
+
+
 def table_of_probe(phases: list[dict[str, Any]], name: str, ranks: int) -> "Table":
     """A row for each phase, with what was measured from the 10th to the 90th percentile."""
     from rich.table import Table
@@ -166,11 +181,12 @@ def draw(plans: list[dict[str, Any]], price: float | None, out: Path) -> None:
         same = [plan for plan in plans if _setting(plan) == setting]
         if not all(plan["micro_batch_size"] for plan in same):
             continue
-        gpus, stage, checkpointing = setting[:3]
+        gpus, stage, checkpointing, micro_batch = setting
         hours = sum(plan["hours"] for plan in same)
         cost = hours * gpus * (1.0 if price is None else price)
         axes.plot(hours, cost, "o")
-        axes.annotate(f"{gpus} GPUs, ZeRO {stage}, {checkpointing}", (hours, cost), fontsize=7)
+        name = f"{gpus} GPUs, ZeRO {stage}, {checkpointing}, micro-batch {micro_batch}"
+        axes.annotate(name, (hours, cost), fontsize=7)
     axes.set(xlabel="hours", ylabel="GPU hours" if price is None else "cost", xscale="log")
     figure.tight_layout()
     figure.savefig(out, dpi=120)

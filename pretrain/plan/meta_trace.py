@@ -4,7 +4,9 @@ Tensors of floats are on the meta device, which has shapes and no data, and stan
 integers are computed on the CPU, because the lengths and positions in them decide the shapes of others.
 """
 
+import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +22,23 @@ GPU_BLOCK = 512
 """Bytes to which torch's allocator for GPUs rounds up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 OnOperation = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 """See `MetaTrace`."""
+CategoryOf = Callable[[Any, Tensor], str]
+"""See `MetaTrace`."""
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 _COPY = torch.ops.aten._to_copy.default
 
 
-@dataclass
+@dataclass(slots=True)
 class _Block:
     """Memory that one or several storages share."""
 
     place: str
     size: int
+    category: str
+    made_at: int
+    """Number of allocations before."""
+    freed_at: float = math.inf
+    """Number of allocations before it was freed."""
     storages: int = 0
 
 
@@ -40,7 +49,13 @@ class MetaTrace(TorchDispatchMode):
     other one where the tensors are that it is computed from. Only what is made within the mode is counted.
     """
 
-    def __init__(self, device: DeviceType, block: int = GPU_BLOCK, on_operation: "OnOperation | None" = None) -> None:
+    def __init__(
+        self,
+        device: DeviceType,
+        block: int = GPU_BLOCK,
+        on_operation: "OnOperation | None" = None,
+        category_of: "CategoryOf | None" = None,
+    ) -> None:
         """Trace.
 
         Args:
@@ -48,9 +63,10 @@ class MetaTrace(TorchDispatchMode):
             block: Bytes to which the size of each tensor is rounded up.
             on_operation: Is called with each operation on the GPU, its arguments, in which integers have their values,
                 its keyword arguments, and its result.
+            category_of: What the memory of a tensor is for, that an operation has made; None: it is not asked.
         """
         super().__init__()
-        self._on_operation = on_operation
+        self._on_operation, self._category_of = on_operation, category_of
         self._block, self._host = block, "host" if device == "cuda" else "device"
         self.bytes = {"device": 0, "host": 0}
         """Bytes of tensors that are alive."""
@@ -58,10 +74,50 @@ class MetaTrace(TorchDispatchMode):
         """The largest values of `bytes` since `reset_peak`."""
         self._alive: dict[int, tuple[_Block, weakref.ref[Any]]] = {}
         """By the address of a storage on the meta device: the memory that it stands for, and the storage itself."""
+        self._allocations = 0
+        self._peak_at = {"device": 0, "host": 0}
+        """Number of allocations at each peak."""
+        self._reset_at = 0
+        """Number of allocations at the last `reset_peak`."""
+        self._blocks: list[_Block] = []
+        """Those that were alive at the last `reset_peak`, or were made later."""
 
     def reset_peak(self) -> None:
         """Forget the peaks so far."""
         self.peak = dict(self.bytes)
+        self._reset_at = self._allocations
+        self._peak_at = dict.fromkeys(self._peak_at, self._allocations)
+        self._blocks = self._alive_blocks()
+
+    def peak_by_category(self, place: str) -> Counter[str]:
+        """The bytes of each category at a peak; their sum is the peak.
+
+        A block counts for the category that it has now: what it is for may only be known later than it is made.
+        """
+        at, found = self._peak_at[place], Counter[str]()
+        for block in self._blocks:
+            if block.place == place and block.made_at < at <= block.freed_at:
+                found[block.category] += block.size
+        return found
+
+    def set_category(self, tensor: Tensor, category: str, instead_of: Sequence[str] | None = None) -> None:
+        """Say what the memory of a tensor is for; nothing changes if it is not counted.
+
+        Args:
+            instead_of: Change it only if it has one of these categories so far.
+        """
+        block, _ = self._alive.get(_address(tensor), (None, None))
+        if block is not None and (instead_of is None or block.category in instead_of):
+            block.category = category
+
+    def set_category_of_new(self, category: str, instead_of: str) -> None:
+        """Change the category of all that was made since `reset_peak`, is alive, and has one of them so far."""
+        for block in self._alive_blocks():
+            if block.category == instead_of and block.made_at >= self._reset_at:
+                block.category = category
+
+    def _alive_blocks(self) -> list[_Block]:
+        return list({id(block): block for block, _ in self._alive.values()}.values())
 
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Stop counting tensors that are on the meta device in a real run too."""
@@ -86,7 +142,7 @@ class MetaTrace(TorchDispatchMode):
         moves_nothing = operation is _COPY and place == "device" and self._is_there(tensors[0], result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._count(tensor, place or "device", tensors[0] if moves_nothing else None)
+                self._count(operation, tensor, place or "device", tensors[0] if moves_nothing else None)
         if self._on_operation is not None and place == "device" and not moves_nothing:
             self._on_operation(operation, args, kwargs or {}, result)
         return result
@@ -112,8 +168,8 @@ class MetaTrace(TorchDispatchMode):
         address = _address(tensor)
         return self._alive[address][0].place if address in self._alive else "device"
 
-    def _count(self, tensor: Tensor, place: str, same_as: Tensor | None) -> None:
-        """Count the storage of a tensor until it is freed.
+    def _count(self, operation: Any, tensor: Tensor, place: str, same_as: Tensor | None) -> None:
+        """Count the storage of a tensor that an operation has made, until it is freed.
 
         Args:
             same_as: the tensor whose memory it would share on a GPU; None: it has memory of its own.
@@ -122,10 +178,17 @@ class MetaTrace(TorchDispatchMode):
         if address in self._alive:
             return
         shared = None if same_as is None else self._alive.get(_address(same_as))
-        block = _Block(place, self._rounded(storage.nbytes())) if shared is None else shared[0]
+        if shared is None:
+            category = "" if self._category_of is None else self._category_of(operation, tensor)
+            block = _Block(place, self._rounded(storage.nbytes()), category, self._allocations)
+        else:
+            block = shared[0]
         if block.storages == 0:
+            self._allocations += 1
+            self._blocks.append(block)
             self.bytes[place] += block.size
-            self.peak[place] = max(self.peak[place], self.bytes[place])
+            if self.bytes[place] > self.peak[place]:
+                self.peak[place], self._peak_at[place] = self.bytes[place], self._allocations
         block.storages += 1
         self._alive[address] = block, weakref.ref(storage, lambda _: self._free(address))
 
@@ -137,6 +200,7 @@ class MetaTrace(TorchDispatchMode):
         block.storages -= 1
         if block.storages == 0:
             self.bytes[block.place] -= block.size
+            block.freed_at = self._allocations
 
 
 def _address(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves  # noqa: PLC2701
 
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.device_type import DeviceType, plan_for
@@ -24,8 +25,12 @@ from multihop.pretrain.engine.deepspeed_internals import destroy_process_group, 
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.gpu.kernel import observe_launches
+from multihop.pretrain.models.layers.sinusoids import sinusoids
+from multihop.pretrain.models.xlnet.layers import distance_encodings
 from multihop.pretrain.objectives.batch import Batch
+from multihop.pretrain.plan.memory_categories import CATEGORIES, Activity, lasting_tensors
 from multihop.pretrain.plan.meta_trace import GPU_BLOCK, MetaTrace
 from multihop.pretrain.plan.operations import Operation, describe, describe_kernel
 
@@ -40,6 +45,8 @@ class RankTrace:
     """What is there all the time: weights, optimizer state, and what DeepSpeed keeps; "device" and "host"."""
     peaks: dict[str, dict[str, int]]
     """The largest bytes of each part of a step: "backward" (forward and backward passes), and "update"."""
+    categories: dict[str, dict[str, int]]
+    """What the largest bytes on the GPU are for, for each part of a step: see `Category`; their sum is the peak."""
     micro_batches: list[Counter[Operation]]
     """The operations on the GPU of each micro-batch; gradients may be reduced with the last one alone."""
     update: Counter[Operation]
@@ -49,6 +56,11 @@ class RankTrace:
     def peak(self) -> int:
         """The largest bytes on the GPU."""
         return max(parts["device"] for parts in self.peaks.values())
+
+    @property
+    def peak_by_category(self) -> dict[str, int]:
+        """What the largest bytes on the GPU are for."""
+        return self.categories[max(self.peaks, key=lambda part: self.peaks[part]["device"])]
 
 
 @contextmanager
@@ -137,7 +149,10 @@ def trace_rank(
         batches: The micro-batches of a step, of at most `micro_batch_size` samples each.
         device: The type of the device that computes.
     """
+    for table in (sinusoids, distance_encodings):  # those of an earlier trace are not counted in this one
+        table.cache_clear()
     model = build_model_on_meta(config.model, vocab_size, source_vocab_size)
+    activity = Activity(vocab_size, FAMILIES[config.model.family].uses_ctc)
     counts = {name: float(sum(batch.counts[name] for batch in batches)) for name in batches[0].counts}
     current: Counter[Operation] = Counter()
 
@@ -145,6 +160,10 @@ def trace_rank(
         described = describe(operation, args, kwargs, result, world_size)
         if described is not None:
             current[described] += 1
+            if described.kind == "communication":
+                for leaf in tree_leaves(args):
+                    if isinstance(leaf, Tensor):
+                        trace.set_category(leaf, "communication", ("workspace", "activations"))
 
     def record_kernel(kernel: Any, args: Sequence[Any]) -> None:
         current[describe_kernel(kernel, args)] += 1
@@ -155,11 +174,27 @@ def trace_rank(
         plan_for(device),
         replaced(functional, scaled_dot_product_attention=_fused_attention, ctc_loss=_ctc_loss),
         observe_launches(record_kernel),
-        MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record) as trace,
+        activity.observed(model),
+        MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record, activity.category_of) as trace,
     ):
         engine = Engine(config, model, ranks, micro_batch_size)
         trace.forget(tensors_on_meta(engine.zero))
-        peaks = {}
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: trace.set_category(gradient, "gradients"))
+        peaks: dict[str, dict[str, int]] = {}
+        categories: dict[str, dict[str, int]] = {}
+
+        def note_categories() -> None:
+            for category, tensor in lasting_tensors(engine):
+                trace.set_category(tensor, category)
+
+        def note_peak(part: str) -> None:
+            found = trace.peak_by_category("device")
+            peaks[part], categories[part] = dict(trace.peak), {name: found[name] for name in CATEGORIES}
+            gc.collect()
+            trace.set_category_of_new("buffers", instead_of="activations")  # tables that a forward pass has cached
+            trace.reset_peak()
+
         for _ in range(2):  # the first step allocates what all later ones find
             gc.collect()
             trace.reset_peak()
@@ -169,11 +204,13 @@ def trace_rank(
                 current = Counter()
                 parts.append(current)
                 engine.forward_backward(batch, counts)
-            peaks["backward"] = dict(trace.peak)
-            gc.collect()
-            trace.reset_peak()
+                note_categories()
+                # What else the backward pass leaves is gradients, also where DeepSpeed has copied or summed them.
+                trace.set_category_of_new("gradients", instead_of="workspace")
+            note_peak("backward")
             current = Counter()
             engine.step(_LR)
-            peaks["update"] = dict(trace.peak)
+            note_categories()
+            note_peak("update")
         engine.destroy()
-    return RankTrace(between, peaks, parts, current)
+    return RankTrace(between, peaks, categories, parts, current)

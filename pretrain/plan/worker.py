@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +29,39 @@ def main() -> None:
 
     It has `recipe`, the sections of `TrainingConfig`; `settings`, each with `world_size`, `bus_bandwidth` and `engine`,
     which are changes of that section; `prepared`, the directories of prepared data and its indexes, or None; and
-    `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`.
+    `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`. A setting may have `micro_batch_divisors`: it is
+    planned again with the micro-batch that fits all phases divided by each of them.
     """
     request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
     logging.disable(logging.WARNING)
-    vocabularies = Vocabularies(*request["vocabularies"])
-    prepared = None
+    for settings in request["settings"]:
+        sizes = []
+        for answer in _plans(request, settings):
+            print(json.dumps(answer), file=answers, flush=True)
+            sizes.append(answer.get("micro_batch_size", 0))
+        for divisor in settings.get("micro_batch_divisors", []):
+            if smaller := min(sizes) // divisor:
+                engine = settings["engine"] | {"micro_batch_size": smaller}
+                for answer in _plans(request, settings | {"engine": engine}):
+                    print(json.dumps(answer), file=answers, flush=True)
+
+
+def _plans(request: dict[str, Any], settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A plan of each phase, or an `error`; `micro_batch` is `engine.micro_batch_size`, which may be "auto"."""
+    engine, world_size = settings["engine"], settings["world_size"]
+    recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **engine}}
+    config, prepared = TrainingConfig.model_validate(recipe), None
     if request["prepared"] is not None:
         data, index = map(Path, request["prepared"])
         prepared = data, index
-    for settings in request["settings"]:
-        engine, world_size = settings["engine"], settings["world_size"]
-        recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **engine}}
-        config = TrainingConfig.model_validate(recipe)
-        for phase in range(len(config.phases)):
-            plan = RankPlan(config, phase, world_size, vocabularies, prepared=prepared)
-            answer = {"gpus": world_size, "phase": phase, **engine}
-            try:
-                answer |= _answer(plan, request, settings["bus_bandwidth"])
-            except UserError as error:
-                answer = {"error": str(error)}
-            print(json.dumps(answer), file=answers, flush=True)
+    for phase in range(len(config.phases)):
+        plan = RankPlan(config, phase, world_size, Vocabularies(*request["vocabularies"]), prepared=prepared)
+        answer = {"gpus": world_size, "phase": phase, **engine, "micro_batch": config.engine.micro_batch_size}
+        try:
+            yield answer | _answer(plan, request, settings["bus_bandwidth"])
+        except UserError as error:
+            yield {"error": str(error)}
 
 
 def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> dict[str, Any]:
@@ -82,6 +94,7 @@ def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> di
         "between_steps": fit.trace.between_steps,
         "peaks": fit.trace.peaks,
         "peak_bytes": fit.trace.peak,
+        "peak_by_category": fit.trace.peak_by_category,
         "traced_samples": fit.samples,
         "steps": phase.steps,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

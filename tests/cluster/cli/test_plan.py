@@ -1,6 +1,7 @@
 """`multihop plan`: memory, time and cost of a recipe before it starts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
     assert (first["phase"], first["seq_len"], second["seq_len"]) == (0, 64, 128)
     assert first["micro_batch_size"] == 16 and first["micro_batches"] == 1
     assert 0 < first["between_steps"]["device"] < first["peak_bytes"] < 1e9
+    for phase in (first, second):
+        assert sum(phase["peak_by_category"].values()) == phase["peak_bytes"] and phase["micro_batch"] == "auto"
     assert first["hours"] == first["phase_s"] / 3600
     # A quarter of the samples in a tenth of the steps takes a quarter of their time, or all of it if launches limit it.
     assert 925 * (1 - 1e-9) <= first["phase_s"] / first["step_s"] <= 1000 * (1 + 1e-9)
@@ -69,12 +72,40 @@ def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
     assert 0.9 < failing["goodput"] < 1
 
 
-def test_all_stages_the_cheapest_that_fits_first(recipe: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "stages"), [("fp32", [0, 1, 2, 3]), pytest.param("bf16", [1, 2, 3], marks=pytest.mark.long)]
+)
+def test_all_stages_the_cheapest_that_fits_first(recipe: Path, precision: str, stages: list[int]) -> None:
+    """Stage 0 is not for bf16: it would have no fp32 weights."""
     arguments = ["--gpus", "4", "--sweep", "--price", "0", ONE_PHASE, "engine.micro_batch_size=8", "model.layers=1"]
-    plans = plan(recipe, *arguments)["plans"]
-    assert len(plans) == 3 * 3 and {row["cost"] for row in plans} == {0.0}
+    plans = plan(recipe, *arguments, f"engine.precision={precision}")["plans"]
+    assert len(plans) == 3 * len(stages) and {row["cost"] for row in plans} == {0.0}
+    assert sorted({row["zero_stage"] for row in plans}) == stages
     hours = [row["hours"] for row in plans]
     assert hours == sorted(hours) and all(row["micro_batch_size"] == 8 for row in plans)
+
+
+@pytest.mark.long
+def test_smaller_micro_batches_that_take_less_memory(recipe: Path) -> None:
+    only_stage_3 = ["engine={zero_stage: 3, offload: optimizer+weights}", "model.layers=1"]
+    plans = plan(recipe, "--gpus", "4", "--sweep", *only_stage_3)["plans"]
+    for kind in ("none", "selective", "full"):
+        rows = [row for row in plans if row["activation_checkpointing"] == kind]
+        # Of 16 and 8 samples a rank, in the two phases, all fit; a recipe has one micro-batch for all phases.
+        assert {(row["micro_batch"], row["phase"], row["micro_batch_size"], row["micro_batches"]) for row in rows} == {
+            *(("auto", 0, 16, 1), ("auto", 1, 8, 1)),
+            *((4, 0, 4, 4), (4, 1, 4, 2)),
+            *((2, 0, 2, 8), (2, 1, 2, 4)),
+        }
+        for phase in (0, 1):
+            least, middle, most = sorted(
+                (row["micro_batch_size"], row["peak_bytes"], -row["hours"]) for row in rows if row["phase"] == phase
+            )
+            assert least[1] <= middle[1] < most[1] and least[2] < middle[2] < most[2]
+    settings = list(dict.fromkeys((row["activation_checkpointing"], row["micro_batch"]) for row in plans))
+    assert [(row["activation_checkpointing"], row["micro_batch"]) for row in plans] == [
+        setting for setting in settings for _ in range(2)
+    ]
 
 
 def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: Path, tmp_path: Path) -> None:
@@ -128,6 +159,40 @@ def test_what_does_not_fit_says_so(recipe: Path) -> None:
     )
     assert result.exit_code == 0 and "does not fit" in result.stdout
     assert "1.4 of 1 GB with micro-batches of 1, 0.4 without" in result.stdout
+    assert "GB at the peak: 4 GPUs, ZeRO 1, checkpointing none, micro-batch 1" in result.stdout
+    header, row = result.stdout.splitlines()[-4:-2]
+    assert header.split()[0] == "phase" and "parameters" in header and "optimizer states" in header
+    *parts, total = map(float, row.split()[1:])
+    assert sum(parts) == pytest.approx(total, abs=0.05) and total == pytest.approx(1.4, abs=0.05)
+    assert "The data is not prepared: every sample is assumed to have all tokens of its phase" in result.stdout
+
+
+def test_of_prepared_data_nothing_is_assumed(recipe: Path, texts: Path, tmp_path: Path) -> None:
+    prepared = [f"data={{sources: [{{path: {texts}}}], heldout_fraction: 0.1}}", "tokenizer.vocab_size=100"]
+    changes = ["phases=[{seq_len: 64, global_batch_size: 4, steps: 1}]", "engine.micro_batch_size=1"]
+    arguments = [str(recipe), "--runs", str(tmp_path / "runs"), *prepared, *changes]
+    found = CliRunner().invoke(app, ["prep", *arguments], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, ["plan", *arguments, "--gpus", "2"], catch_exceptions=False)
+    assert result.exit_code == 0 and "limited by" in result.stdout
+    assert "not prepared" not in result.stdout
+
+
+def test_no_more_ranks_than_pairs(recipe: Path) -> None:
+    pairs = [
+        "data.sources=[{path: pairs.jsonl, fields: {source: en, target: es}}]",
+        "model={preset: transformer-tiny}",
+        "tokenizer={special_tokens: t5, vocab_size: 1000}",
+        "phases=[{seq_len: 64, global_batch_tokens: 1000, steps: 1}]",
+        "engine.micro_batch_size=32",
+    ]
+    assert plan(recipe, "--gpus", "15", *pairs)["plans"][0]["micro_batch_size"] == 1
+    complaint = re.escape(
+        "--gpus=16 exceeds the 15 pairs of seq_len=64 tokens that phases[0].global_batch_tokens=1000 has"
+    )
+    for command in (["--gpus", "16"], ["--gpus", "16", "--probe"]):
+        with pytest.raises(UserError, match=complaint):
+            CliRunner().invoke(app, ["plan", str(recipe), *command, *pairs], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
