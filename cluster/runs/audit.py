@@ -243,7 +243,7 @@ def state_of(outcome: Audit) -> str:
         return ""
     before = "" if outcome.states.last_equal is None else f"equal up to step {outcome.states.last_equal:,}, "
     if outcome.is_equal:
-        return f"{before}wrong in step {first:,}, and the same again at the end: test the devices of the run"
+        return f"{before}differs in step {first:,} and is equal again at the end: test the devices of the run"
     return f"{before}differs from step {first:,} on, of those that are recorded"
 
 
@@ -255,7 +255,7 @@ def audited_checkpoints(run_dir: Path) -> dict[str, str]:
 def _verdict(row: Row) -> str:
     if row["is_equal"]:
         return "audited"
-    return "audit differs, as expected" if row.get("conditions") else "audit differs"
+    return "differs from its replay, as expected" if row.get("conditions") else "differs from its replay"
 
 
 def _variables_of(run_dir: Path) -> list[str]:

@@ -152,8 +152,9 @@ class _Audits(threading.Thread):
         elif row is None:
             self._give_up(due, f"see {log}")
         elif row["is_equal"]:
-            wrong = row["states"]["first_different"]
-            self._print(f"audit     {steps}: equal, bit for bit" + (f"; wrong in step {wrong:,}" if wrong else ""))
+            passing = row["states"]["first_different"]
+            found = "" if passing is None else f"; the state of step {passing:,} differs"
+            self._print(f"audit     {steps}: equal, bit for bit{found}")
         elif row["conditions"]:
             self._print(f"audit     {steps} differ, as expected: {'; '.join(row['conditions'])}")
         else:

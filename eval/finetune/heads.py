@@ -85,9 +85,9 @@ class FeatureReader(nn.Module):
         if self.lstm is None:
             return x
         lengths = cu_seqlens.diff().tolist()
-        read = _read(self.lstm, x, lengths)
+        read = _run_lstm(self.lstm, x, lengths)
         if self.upper_lstm is not None:
-            return _read(self.upper_lstm, torch.cat([read, *chosen[1:]], 1), lengths)
+            return _run_lstm(self.upper_lstm, torch.cat([read, *chosen[1:]], 1), lengths)
         if self.combine != "mix_both":
             return read
         return torch.cat([read, _mixed(torch.stack(chosen), self.mix_above, self.scale_above)], 1)
@@ -103,7 +103,7 @@ class FeatureReader(nn.Module):
         return _mixed(stacked, self.mix, self.scale)
 
 
-def _read(lstm: nn.LSTM, x: Tensor, lengths: list[int]) -> Tensor:
+def _run_lstm(lstm: nn.LSTM, x: Tensor, lengths: list[int]) -> Tensor:
     """Map (N, H) to (N, 2 * units), each sequence by itself."""
     packed = pack_sequence(x.split(lengths), enforce_sorted=False)
     return torch.cat(unpack_sequence(lstm(packed)[0]))

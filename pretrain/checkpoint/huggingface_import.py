@@ -261,7 +261,10 @@ def _check_tensors(stored_tensors: dict[str, _StoredTensor], shapes: dict[str, l
 
 def _check_sinusoids(fixed: Mapping[str, Tensor], source: Path) -> None:
     for name, tensor in fixed.items():
-        expected = sinusoids(*tensor.shape, tensor.device, torch.float32) if tensor.ndim == 2 else None
+        expected = None
+        if tensor.ndim == 2:
+            positions, width = tensor.shape
+            expected = sinusoids(positions, width, tensor.device, torch.float32)
         tolerance = 1e-6 if tensor.dtype in (torch.float32, torch.float64) else 1e-2
         if expected is None or not torch.allclose(tensor.float(), expected, rtol=0, atol=tolerance):
             raise UserError(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves  # noqa: PLC2701
 
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
@@ -49,6 +50,7 @@ _STAGE_1_ATTRIBUTES = (
     "bit16_groups",
     "single_partition_of_fp32_groups",
     "update_lp_params",
+    "ipg_buckets",
 )
 _ZERO_ATTRIBUTES: dict[int, tuple[str, ...]] = {
     0: (),
@@ -67,6 +69,9 @@ _ZERO_ATTRIBUTES: dict[int, tuple[str, ...]] = {
         "fp16_groups",
         "_reassign_or_swap_out_partitioned_parameters",
         "persistent_parameters",
+        # gradient_buckets, accumulated_gradients
+        "ipg_buckets",
+        "grad_partitions_flat_buffer",
     ),
 }
 """Attributes of DeepSpeed's ZeRO optimizer that are patched or read here, by stage."""
@@ -223,6 +228,23 @@ def destroy_process_group() -> None:
 def tensors_on_meta(zero: Any | None) -> list[Tensor]:
     """The tensors that DeepSpeed keeps on the meta device, for their shapes."""
     return [tensor for group in getattr(zero, "round_robin_bit16_meta", []) for tensor in group]
+
+
+def gradient_buckets(zero: Any | None) -> list[Tensor]:
+    """The buckets in which DeepSpeed collects gradients before it sends them."""
+    buckets = [] if zero is None else zero.ipg_buckets.values()
+    return [each for bucket in buckets for each in tree_leaves(bucket.buffer) if isinstance(each, Tensor)]
+
+
+def accumulated_gradients(zero: Any | None, stage: int) -> list[Tensor]:
+    """The buffer in which stage 3 sums this rank's part of the gradients of all micro-batches."""
+    return [zero.grad_partitions_flat_buffer] if zero is not None and stage == 3 else []
+
+
+def partitioned_weights(module: nn.Module, stage: int) -> list[Tensor]:
+    """In stage 3 this rank's part of each parameter."""
+    parameters: Iterable[Any] = module.parameters() if stage == 3 else ()
+    return [parameter.ds_tensor.data for parameter in parameters]
 
 
 def owned_slices(module: nn.Module, zero: Any | None, stage: int, rank: int, world_size: int) -> list[Slice]:

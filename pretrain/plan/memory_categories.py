@@ -7,9 +7,13 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves  # noqa: PLC2701
 
-from multihop.pretrain.engine.deepspeed_internals import replaced
+from multihop.pretrain.engine.deepspeed_internals import (
+    accumulated_gradients,
+    gradient_buckets,
+    partitioned_weights,
+    replaced,
+)
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.models.build import Model
 from multihop.pretrain.models.layers import fused_linear_cross_entropy as output_layer
@@ -88,21 +92,18 @@ class Activity:
             return forward(*args, **kwargs)
 
 
-def lasting_tensors(engine: Engine) -> Iterator[tuple[Category, Tensor]]:
-    """What there is between steps, with its category; where two name the same memory, the latter one holds."""
+def lasting_tensors(engine: Engine, stage: int) -> Iterator[tuple[Category, Tensor]]:
+    """What there is between steps in a ZeRO stage, with its category; where two name the same memory, the latter one
+    holds."""
     for tensor in engine.state()[0].values():
         yield "optimizer_states", tensor
-    for bucket in getattr(engine.zero, "ipg_buckets", {}).values():  # in which DeepSpeed collects gradients to send
-        for tensor in tree_leaves(bucket.buffer):
-            if isinstance(tensor, Tensor):
-                yield "communication", tensor
-    gradients = getattr(engine.zero, "grad_partitions_flat_buffer", None)  # in ZeRO stage 3, of all micro-batches
-    if gradients is not None:
+    for bucket in gradient_buckets(engine.zero):
+        yield "communication", bucket
+    for gradients in accumulated_gradients(engine.zero, stage):
         yield "gradients", gradients
     for parameter in engine.module.parameters():
         yield "parameters", parameter.data
-        part = getattr(parameter, "ds_tensor", None)  # of ZeRO stage 3
-        if part is not None:
-            yield "parameters", part.data
+    for part in partitioned_weights(engine.module, stage):
+        yield "parameters", part
     for buffer in engine.module.buffers():
         yield "buffers", buffer

@@ -27,8 +27,7 @@ from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.models.gpu.kernel import observe_launches
-from multihop.pretrain.models.layers.sinusoids import sinusoids
-from multihop.pretrain.models.xlnet.layers import distance_encodings
+from multihop.pretrain.models.layers.cached_tables import clear_cached_tables
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.memory_categories import CATEGORIES, Activity, lasting_tensors
 from multihop.pretrain.plan.meta_trace import GPU_BLOCK, MetaTrace
@@ -149,8 +148,7 @@ def trace_rank(
         batches: The micro-batches of a step, of at most `micro_batch_size` samples each.
         device: The type of the device that computes.
     """
-    for table in (sinusoids, distance_encodings):  # those of an earlier trace are not counted in this one
-        table.cache_clear()
+    clear_cached_tables()  # those of an earlier trace would not be counted in this one
     model = build_model_on_meta(config.model, vocab_size, source_vocab_size)
     activity = Activity(vocab_size, FAMILIES[config.model.family].uses_ctc)
     counts = {name: float(sum(batch.counts[name] for batch in batches)) for name in batches[0].counts}
@@ -185,7 +183,7 @@ def trace_rank(
         categories: dict[str, dict[str, int]] = {}
 
         def note_categories() -> None:
-            for category, tensor in lasting_tensors(engine):
+            for category, tensor in lasting_tensors(engine, config.engine.zero_stage):
                 trace.set_category(tensor, category)
 
         def note_peak(part: str) -> None:

@@ -13,7 +13,7 @@ from multihop.pretrain.uncompiled import uncompiled
 
 _GATES = 4
 _FULL_LENGTH_PROBABILITY, _LENGTH_STD, _MIN_LENGTH = 0.95, 5.0, 5
-"""Of section 4.1 and, for the shortest length, of the authors' code."""
+"""The values of section 5 and, of the shortest length, of the authors' code."""
 
 
 class WeightDropLstm(nn.Module):

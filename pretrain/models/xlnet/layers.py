@@ -5,7 +5,6 @@ scores that depend on two positions. Memory grows with the square of a sequence'
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.cpu.padded_batches import PaddedBatch, PaddingIndices, padding_indices
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.blocks import select_tokens
+from multihop.pretrain.models.layers.cached_tables import cached_table
 from multihop.pretrain.models.xlnet.config import XlnetConfig
 from multihop.pretrain.packed_tokens import PackedTokens
 from multihop.pretrain.uncompiled import uncompiled
@@ -131,14 +131,13 @@ def _other(keys: PaddedBatch, queries: Tensor, token_type_ids: Tensor | None) ->
     return (token_type_ids[keys.indices][:, None] != token_type_ids[queries][:, :, None])[:, None]
 
 
-@lru_cache(maxsize=8)
+@cached_table
 def distance_encodings(longest: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """(2 * longest - 1, width): sines, then cosines, of a query's distance from a key, longest - 1 to 1 - longest (Dai
     et al. 2019, section 3.3). They are computed in fp32, as in the published code."""
-    with torch.inference_mode(False):  # the cached result may be used in training
-        frequencies = 1 / torch.pow(10000, torch.arange(0, width, 2).float() / width)
-        angles = torch.arange(longest - 1, -longest, -1).float()[:, None] * frequencies
-        return torch.cat([angles.sin(), angles.cos()], 1).to(device, dtype)
+    frequencies = 1 / torch.pow(10000, torch.arange(0, width, 2).float() / width)
+    angles = torch.arange(longest - 1, -longest, -1).float()[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], 1).to(device, dtype)
 
 
 class TwoStreamAttention(nn.Module):

@@ -136,7 +136,7 @@ def test_the_first_step_that_differs_is_found_by_checksums(
     assert once.states == ComparedStates(3, 4, 5) and once.loss is None
     # Rounding loses this bit of a moment in the step after: the checkpoint is right, the state of step 5 was not.
     assert once.is_equal == (fault == "exp_avg")
-    assert ("wrong in step 5" in state_of(once)) == once.is_equal
+    assert ("differs in step 5" in state_of(once)) == once.is_equal
 
 
 def test_steps_that_were_trained_twice_are_those_of_the_last_launch() -> None:
@@ -212,7 +212,7 @@ def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     assert "committed, audited" in multihop(tmp_path, "checkpoints", "list", "small")
     flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)))
     printed = multihop(tmp_path, "checkpoints", "audit", "small", "--bisect", code=1)
-    assert "committed, audit differs" in multihop(tmp_path, "checkpoints", "list", "small")
+    assert "committed, differs from its replay" in multihop(tmp_path, "checkpoints", "list", "small")
     assert ": 1 of " in printed and "tensors that differ: 1" in printed and "\nstate " not in printed
     assert "replays   both agree in every step; the saved checkpoint differs from them" in printed
     *_, row = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
