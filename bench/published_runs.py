@@ -21,6 +21,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
 
 from multihop.common.gpus import USABLE, gpu_named
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.plan.fit import Fit, RankPlan, Vocabularies
 from multihop.pretrain.plan.step_time import Efficiency, efficiency_of, step_time
 
@@ -32,10 +33,15 @@ DEEPSPEED = "DeepSpeed, bert-pretraining tutorial"
 LATER_DEEPSPEED = "DeepSpeed, training page"
 TITAN = "torchtitan, benchmarks/llama3_h100_202412"
 OLMO = "OLMo-core README"
+NANOCHAT = "nanochat README"
+TF32 = "DeepLearningExamples, PyTorch BERT, TF32"
 ASSUMED = {
     NVIDIA: "micro-batches 256 and 32 on A100; on V100 the largest that fit; 400, 800 and 1,600 Gbit/s for a node of "
     "8 V100, 16 V100 and 8 A100",
     TENSORFLOW: "as the PyTorch runs",
+    TF32: "matrix products at half of the rate of bf16, and the largest micro-batch that fits",
+    NANOCHAT: "a GPT-2 of this size with 2^19 tokens a step: without its windows and squared ReLU; FLOPs as it counts "
+    "them, with 2,048 tokens for each query",
     DEEPSPEED: "nodes of 16 V100 with 800 Gbit/s; the largest micro-batch that fits",
     LATER_DEEPSPEED: "the same",
     TITAN: "a ModernBERT decoder of this size: keys and values of all 32 heads instead of 8, GELU for SiLU; 3,200 "
@@ -59,7 +65,8 @@ class Published:
     """Gbit/s between nodes."""
     measured: float
     unit: str
-    """sequences/s or tokens/s of all GPUs, TFLOP/s or tokens/s of a GPU, hours, or GB of a GPU's memory."""
+    """sequences/s or tokens/s of all GPUs, TFLOP/s (with activation checkpointing, or of the model alone) or tokens/s
+    of a GPU, hours, or GB of a GPU's memory."""
     source: str
     micro_batch: int | None = None
     """None: the largest that fits."""
@@ -98,10 +105,14 @@ RECIPES: dict[str, tuple[dict[str, Any], int]] = {  # and the size of the vocabu
     "bert-512": (bert(512, 32_768), 30_528),
     "bert-128-16k": (bert(128, 16_384), 30_528),
     "bert-512-16k": (bert(512, 16_384), 30_528),
+    "bert-128-tf32": ({**bert(128, 65_536), "engine": {"precision": "fp32"}}, 30_528),
+    "bert-512-tf32": ({**bert(512, 32_768), "engine": {"precision": "fp32"}}, 30_528),
     "squad-384": (bert(384, 32), 30_528),
+    "squad-384-8": (bert(384, 256), 30_528),
     "gpt-1.7b": (gpt2(24, 2304, 24, 2048, 512, activation_checkpointing="full"), 51_200),
     "gpt2-124m-12": (gpt2(12, 768, 12, 1024, 12), 50_304),
     "gpt2-124m-512": (gpt2(12, 768, 12, 1024, 512), 50_304),
+    "gpt-d24": (gpt2(24, 1536, 12, 2048, 256), 32_768),
     "llama-8b-8": (decoder(32, 4096, 32, 14_336, 8192, 16), 128_256),
     "llama-8b-128": (decoder(32, 4096, 32, 14_336, 8192, 256), 128_256),
     "olmo-1b": (decoder(16, 2048, 16, 8192, 4096, 512), 100_352),
@@ -133,6 +144,13 @@ ROWS = [
     *both(NVIDIA, "A100 80GB", 32, 4, 1600, (18_119, 6464), **A100),
     *both(NVIDIA, "A100 80GB", 128, 16, 1600, (70_555, 25_570), **A100),
     Published("BERT-large, SQuAD @ 384", "squad-384", "A100 80GB", 1, 1, 1600, 110.5, "sequences/s", NVIDIA, 32),
+    Published("BERT-large, SQuAD @ 384", "squad-384-8", "A100 80GB", 8, 1, 1600, 846.7, "sequences/s", NVIDIA, 32),
+    *(
+        Published(
+            f"BERT-large @ {length}", f"bert-{length}-tf32", "A100 80GB", gpus, 1, 1600, speed, "sequences/s", TF32
+        )
+        for gpus, length, speed in ((1, 128, 317), (1, 512, 110), (8, 128, 2505), (8, 512, 860))
+    ),
     *both(TENSORFLOW, "A100 40GB", 8, 1, 1600, (2872, 572)),
     *both(TENSORFLOW, "V100 16GB", 8, 1, 400, (1001, 191)),
     *both(TENSORFLOW, "V100 32GB", 8, 1, 400, (1443, 256)),
@@ -147,15 +165,20 @@ ROWS = [
     Published(
         "GPT 1.7B", "gpt-1.7b", "A100 80GB", 32, 4, 1600, 137, "TFLOP/s a GPU", "Narayanan et al. 2021, table 1", 16
     ),
-    Published(
-        *("GPT-2 124M", "gpt2-124m-12", "A100 40GB", 1, 1, 1600, 12 * 1024 / 0.135, "tokens/s", "nanoGPT README", 12)
+    *(
+        Published(name, "gpt2-124m-12", "A100 40GB", 1, 1, 1600, 12 * 1024 / took, "tokens/s", "nanoGPT README", 12)
+        for name, took in (("GPT-2 124M, compiled", 0.135), ("GPT-2 124M", 0.25))
     ),
+    Published("GPT d24", "gpt-d24", "H100", 8, 1, 3200, 4.33e19 / 10_949 / 8e12, "model TFLOP/s a GPU", NANOCHAT, 32),
     Published(
         "GPT-2 124M", "gpt2-124m-512", "H100", 8, 1, 3200, 10e9 / (45 * 60), "tokens/s", "modded-nanogpt README", 64
     ),
     *(
-        Published(f"Llama 8B @ 8,192, {gpus}", f"llama-8b-{gpus}", "H100", gpus, gpus // 8, 3200, value, unit, TITAN, 2)
-        for gpus, speed, gib in ((8, 5762, 82.4), (128, 5605, 67.0))
+        Published(f"Llama 8B @ 8,192{how}", f"llama-8b-{gpus}", "H100", gpus, gpus // 8, 3200, value, unit, TITAN, 2)
+        for gpus, how, speed, gib in (
+            *((8, "", 5762, 82.4), (128, "", 5605, 67.0)),
+            *((8, ", compiled", 6667, 77.0), (128, ", compiled", 6514, 62.0)),
+        )
         for value, unit in ((speed, "tokens/s a GPU"), (gib * 2**30 / 1e9, "GB a GPU"))
     ),
     *(
@@ -190,11 +213,13 @@ def seconds(row: Published, recipe: str, memory_share: float) -> tuple[float, Ra
     plan, fit = planned(recipe, row.gpu, row.gpus, row.micro_batch)
     kind = gpu_named(row.gpu)
     assert kind is not None
-    sent = kind.link if row.nodes == 1 else min(kind.link, row.network * 1e9 / 8)
+    if plan.config.engine.precision == "fp32":  # computed in TF32
+        kind = replace(kind, fp32_flops=kind.achievable_flops / 2)
+    links = links_of(kind, row.gpus, row.nodes, row.network)
     count = math.ceil(plan.share / fit.samples)
     # Their software overlaps the exchange of gradients with the backward pass, as FSDP and DistributedDataParallel do.
     efficiency: Efficiency = replace(efficiency_of(plan.config.engine), memory=memory_share, overlap=1.0)
-    return step_time(fit.trace, count, fit.step_tokens / fit.batch.tokens, kind, sent, efficiency)[0], plan, fit
+    return step_time(fit.trace, count, fit.step_tokens / fit.batch.tokens, kind, links, efficiency)[0], plan, fit
 
 
 def predicted(row: Published, memory_share: float) -> tuple[float, int, int]:
@@ -208,6 +233,7 @@ def predicted(row: Published, memory_share: float) -> tuple[float, int, int]:
     took, plan, fit = seconds(row, row.recipe, memory_share)
     phase = plan.config.phases[0]
     tokens = phase.global_batch_size * phase.seq_len / took
+    sizes = plan.config.model, phase.seq_len, plan.vocabularies.output
     match row.unit:
         case "sequences/s":
             value = phase.global_batch_size / took
@@ -216,9 +242,9 @@ def predicted(row: Published, memory_share: float) -> tuple[float, int, int]:
         case "tokens/s a GPU":
             value = tokens / row.gpus
         case "TFLOP/s a GPU":
-            value = (
-                tokens / row.gpus * _megatron_flops(plan.config.model, phase.seq_len, plan.vocabularies.output) / 1e12
-            )
+            value = tokens / row.gpus * _megatron_flops(*sizes) / 1e12
+        case "model TFLOP/s a GPU":
+            value = tokens / row.gpus * _nanochat_flops(*sizes) / 1e12
         case "GB a GPU":
             value = fit.trace.peak / 1e9
         case _:
@@ -230,6 +256,12 @@ def _megatron_flops(model: Any, seq_len: int, vocabulary: int) -> float:
     """Of a token, with full activation checkpointing (Narayanan et al. 2021, equation 3)."""
     layers, hidden = model.layers, model.hidden
     return 96 * layers * hidden**2 * (1 + seq_len / (6 * hidden) + vocabulary / (16 * layers * hidden))
+
+
+def _nanochat_flops(model: Any, seq_len: int, vocabulary: int) -> float:
+    """Of a token, as nanochat estimates them: 6 for each weight of a matrix product, and 12 for each query's keys."""
+    layers, hidden = model.layers, model.hidden
+    return 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 12 * layers * hidden * seq_len
 
 
 def speed_ratio(row: Published, value: float) -> float:

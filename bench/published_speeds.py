@@ -30,6 +30,7 @@ from scipy.optimize import minimize
 from multihop.common.gpus import Gpu, gpu_named
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.plan.assumed_batch import assumed_batch
+from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import trace_rank
 from multihop.pretrain.plan.step_time import Efficiency, StepTime, time_of
@@ -51,7 +52,7 @@ SIZES = {  # layers, hidden, heads (llm-foundry, scripts/train/yamls/pretrain)
     "70b": (80, 8192, 64),
 }
 VOCABULARY = 50_368
-NODE_BYTES_PER_S = {"A100": 1600e9 / 8, "H100": 3200e9 / 8}
+NETWORK_GBIT = {"A100": 1600.0, "H100": 3200.0}
 """Between nodes of 8 GPUs. A100: as published; H100: not published, the usual 400 Gbit/s for each GPU."""
 ALWAYS_RELEASED = {
     "stage3_param_persistence_threshold": 0,
@@ -159,12 +160,12 @@ def tokens_per_s(traced: Traced, efficiency: Efficiency) -> float:
     """The predicted tokens per second and GPU."""
     row = traced.row
     gpu, gpus = kind_of(row), int(row["gpus"])
-    sent = gpu.link if gpus <= 8 else min(gpu.link, NODE_BYTES_PER_S[row["gpu"][:4]])
+    links = links_of(gpu, gpus, math.ceil(gpus / 8), NETWORK_GBIT[row["gpu"][:4]])
     layers = SIZES[row["model"]][0]
 
     def seconds(part: str) -> float:
         two, four = (
-            np.array(astuple(time_of(operations[part], gpu, sent, efficiency)))
+            np.array(astuple(time_of(operations[part], gpu, links, efficiency)))
             for operations in (traced.two, traced.four)
         )
         return StepTime(*(two + (four - two) * (layers - 2) / 2).tolist()).total

@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import dataclass
 
 _QUERY_S = 20.0
+_PCIE_5 = 64e9
 USABLE = 0.9
 """Share of a GPU's memory that is planned for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 
@@ -33,6 +34,11 @@ class Gpu:
     link: float
     """Bytes that it sends to, and receives from, another GPU of its node: by NVLink, which an H100 NVL or H200 NVL has
     only to those that it is bridged with; by PCIe where it has none."""
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether its link is faster than PCIe 5.0."""
+        return self.link > _PCIE_5
 
 
 GPUS = {
@@ -73,10 +79,13 @@ def nvidia_smi(*fields: str) -> str:
 
     Raises:
         OSError: there is no nvidia-smi.
-        RuntimeError: nvidia-smi failed.
+        RuntimeError: nvidia-smi failed, or did not answer.
     """
     query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=_QUERY_S)
+    try:
+        done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=_QUERY_S)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"nvidia-smi did not answer in {_QUERY_S:.0f} s") from None
     if done.returncode != 0:
         raise RuntimeError(f"nvidia-smi: {(done.stdout + done.stderr).strip()[:300]}")
     return done.stdout

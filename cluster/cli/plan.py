@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +78,9 @@ def plan(
     sweep: Annotated[
         bool,
         typer.Option(
-            "--sweep", help="Try all ZeRO stages, kinds of activation checkpointing, and smaller micro-batches."
+            "--sweep",
+            help="Try each ZeRO stage that the recipe's precision, offload and DeepSpeed keys allow, each kind of "
+            "activation checkpointing and, with engine.micro_batch_size=auto, smaller micro-batches.",
         ),
     ] = False,
     failures: Annotated[float, typer.Option(metavar="RATE", min=0.0, help="Failures per 1,000 node-days.")] = 5.0,
@@ -92,9 +94,11 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, time and cost of a run before it starts."""
+    from multihop.cluster.console import progress_line
     from multihop.cluster.runs.find_data import index_folder_of, prepared_data
     from multihop.cluster.runs.planning import caveats, check_precision, plans_of
     from multihop.cluster.runs.recipe import load_recipe
+    from multihop.pretrain.plan.collectives import links_of
 
     loaded = load_recipe(recipe, overrides or [])
     if probe:
@@ -111,10 +115,11 @@ def plan(
         raise UserError(f"--picture={picture} must be a {', '.join(_PICTURES)} file in a directory that exists")
     check_precision(loaded, kind)
     nodes_of = _nodes_of(numbers, nodes)
+    if nodes > 1 and network is None:
+        raise UserError(f"--nodes={nodes} need the bandwidth between them; give it as --network GBIT")
     settings = [
         {
-            "world_size": number,
-            "bus_bandwidth": _bus_bandwidth(kind, number, nodes_of[number], network),
+            "links": asdict(links_of(kind, number, nodes_of[number], network or 0.0)),
             "engine": engine,
             "micro_batch_divisors": _DIVISORS if sweep and loaded.engine.micro_batch_size == "auto" else [],
         }
@@ -125,7 +130,13 @@ def plan(
     _check_samples(loaded, max(numbers), data is not None)
     with index_folder_of(runs / loaded.name) as index:
         prepared = None if data is None else (str(data), str(index))
-        plans = list(plans_of(loaded, kind, settings, prepared))
+        total = sum(1 + len(each["micro_batch_divisors"]) for each in settings) * len(loaded.phases)
+        plans = []
+        with progress_line("plan") as progress:
+            for each in plans_of(loaded, kind, settings, prepared):
+                plans.append(each)
+                if sweep:
+                    progress.update(len(plans), total)
     for each in plans:
         each["hours"] = None if each["phase_s"] is None else each["phase_s"] / 3600
         each["cost"] = None if price is None or each["hours"] is None else each["hours"] * each["gpus"] * price
@@ -217,15 +228,6 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
     )
 
 
-def _bus_bandwidth(gpu: "Gpu", gpus: int, nodes: int, network_gbit: float | None) -> float:
-    """Bytes that a rank sends in a second in collectives of all ranks."""
-    if nodes == 1:
-        return gpu.link
-    if network_gbit is None:
-        raise UserError(f"--nodes={nodes} need the bandwidth between them; give it as --network GBIT")
-    return min(gpu.link, network_gbit * 1e9 / 8) if gpus > nodes else network_gbit * 1e9 / 8
-
-
 def _check_samples(recipe: "Recipe", gpus: int, is_prepared: bool) -> None:
     """Check that each rank has a sample in each step; how many pairs have so many tokens, prepared data decides."""
     for number, phase in enumerate(recipe.phases):
@@ -278,8 +280,22 @@ def _engine_settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
     stages = [3] if setting["offload"] == "optimizer+weights" else [1, 2, 3]
     if recipe.engine.precision == "fp32" and setting["offload"] == "none":
         stages.insert(0, 0)
+    allowed = [stage for stage in stages if _allows_stage(recipe, stage)]
     kinds = ["none", "selective", "full"]
     return [
         {**setting, "zero_stage": stage, "activation_checkpointing": kind}
-        for stage, kind in itertools.product(stages, kinds)
+        for stage, kind in itertools.product(allowed, kinds)
     ]
+
+
+def _allows_stage(recipe: "Recipe", zero_stage: int) -> bool:
+    """Whether the recipe's DeepSpeed keys have an effect in this ZeRO stage; that of the recipe allows them."""
+    from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
+
+    changed = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"zero_stage": zero_stage})})
+    assert isinstance(recipe.engine.deepspeed, dict)  # load_recipe has read it
+    try:
+        fill_deepspeed_config(recipe.engine.deepspeed, changed, recipe.engine.micro_batch_size)
+    except UserError:
+        return zero_stage == recipe.engine.zero_stage
+    return True

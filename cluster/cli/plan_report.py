@@ -125,14 +125,17 @@ def table_of(plans: list[dict[str, Any]], title: str, usable: float) -> "Table":
 
 
 def table_of_memory(plans: list[dict[str, Any]]) -> "Table":
-    """What the memory of a GPU is for at the peak of each phase of the first setting."""
+    """Peak memory of a GPU by category, in each phase of the first setting."""
     from rich.table import Table
 
     chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
     names = [name for name in chosen[0]["peak_by_category"] if any(plan["peak_by_category"][name] for plan in chosen)]
     gpus, stage, checkpointing, micro_batch = _setting(chosen[0])
-    title = f"GB at the peak: {gpus} GPUs, ZeRO {stage}, checkpointing {checkpointing}, micro-batch {micro_batch}"
-    table = Table("phase", *(name.replace("_", " ") for name in names), "sum", title=title, box=None)
+    title = (
+        f"Peak memory by category, GB: {gpus} GPUs, ZeRO {stage}, "
+        f"checkpointing {checkpointing}, micro-batch {micro_batch}"
+    )
+    table = Table("phase", *(name.replace("_", " ") for name in names), "total", title=title, box=None)
     for plan in chosen:
         sizes = [*(plan["peak_by_category"][name] for name in names), plan["peak_bytes"]]
         table.add_row(str(plan["phase"]), *(f"{size / GB:,.2f}" for size in sizes))

@@ -136,7 +136,7 @@ def query_gpus() -> dict[str, Any]:
 
     Raises:
         OSError: there is no nvidia-smi.
-        RuntimeError: nvidia-smi failed.
+        RuntimeError: nvidia-smi failed, or did not answer.
     """
     rows = parse_gpus(nvidia_smi(*_FIELDS))
     log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=20)

@@ -17,10 +17,11 @@ from multihop.common.files import sha256_json
 from multihop.common.gpus import USABLE, Gpu, gpu_named
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.eval.report.render import duration
+from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.run.files import PLANS
 
 _GB = 1e9
-_KEY_VERSION = 1
+_KEY_VERSION = 2
 """Changes with what a plan computes."""
 
 
@@ -57,11 +58,13 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
         PlanningFailed: the planning process failed.
     """
     recipe = run.recipe
-    gpu = weakest_gpu(cluster)
-    check_precision(recipe, gpu)
+    kinds = kinds_of(cluster)
+    for kind in kinds:
+        check_precision(recipe, kind)
+    gpu = weakest_gpu(kinds)
     least, most = recipe.cluster.worker_range
     ranks = max(least, min(most, sum(cluster.free_by_node)))
-    setting = {"world_size": ranks, "bus_bandwidth": gpu.link, "engine": engine_setting(recipe)}
+    setting = {"links": asdict(links_of(gpu, ranks)), "engine": engine_setting(recipe)}
     data = None if run.data is None else run.data.fingerprint
     training = recipe.model_dump(mode="json", include={"model", "objective", "phases", "optimizer", "engine", "data"})
     key = sha256_json([_KEY_VERSION, training, data, asdict(gpu), ranks])
@@ -82,8 +85,8 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
     }
 
 
-def weakest_gpu(cluster: ClusterGpus) -> Gpu:
-    """Return the GPU of the cluster; of several kinds the slowest, with the least memory and the lowest rates of all.
+def kinds_of(cluster: ClusterGpus) -> list[Gpu]:
+    """Return the kinds of the cluster's GPUs, at least one.
 
     Raises:
         UserError: a node does not name its GPUs, or one is not known.
@@ -91,17 +94,21 @@ def weakest_gpu(cluster: ClusterGpus) -> Gpu:
     if cluster.silent:
         raise UserError(f"nvidia-smi gave no names of GPUs on {'; '.join(cluster.silent)}")
     kinds = {name: gpu_named(name) for name in cluster.names}
-    known = [kind for kind in kinds.values() if kind is not None]
     if unknown := [name for name, kind in kinds.items() if kind is None]:
         raise UserError(
             f"the GPUs {', '.join(unknown)} are not known; describe them to `multihop plan` by --gpu-memory, "
             "--gpu-tflops and --gpu-bandwidth"
         )
-    if not known:
+    if not kinds:
         raise UserError("nvidia-smi names no GPU")
-    fields = [each for each in asdict(known[0]) if each != "name"]
-    slowest = min(known, key=lambda kind: kind.achievable_flops)
-    return replace(slowest, **{each: min(getattr(kind, each) for kind in known) for each in fields})
+    return [kind for kind in kinds.values() if kind is not None]
+
+
+def weakest_gpu(kinds: list[Gpu]) -> Gpu:
+    """Return the slowest of some kinds of GPUs, with the least memory and the lowest rates of all of them."""
+    fields = [each for each in asdict(kinds[0]) if each != "name"]
+    slowest = min(kinds, key=lambda kind: kind.achievable_flops)
+    return replace(slowest, **{each: min(getattr(kind, each) for kind in kinds) for each in fields})
 
 
 def _left_s(plan: dict[str, Any], steps: int) -> float | None:

@@ -40,10 +40,10 @@ _ALIGNMENT = 64
 
 
 class Activity:
-    """What a rank does at the moment, and so what a tensor is for that it makes."""
+    """Tracks what the rank is doing, which tells what each new tensor is for."""
 
     def __init__(self, vocab_size: int, has_whole_logits: bool) -> None:
-        """Begin with the activities that are not followed.
+        """Start outside the forward pass and the loss.
 
         Args:
             has_whole_logits: Logits may be made anywhere, instead of in `fused_linear_cross_entropy` alone.

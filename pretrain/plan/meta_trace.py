@@ -63,7 +63,8 @@ class MetaTrace(TorchDispatchMode):
             block: Bytes to which the size of each tensor is rounded up.
             on_operation: Is called with each operation on the GPU, its arguments, in which integers have their values,
                 its keyword arguments, and its result.
-            category_of: What the memory of a tensor is for, that an operation has made; None: it is not asked.
+            category_of: Returns the category of a tensor that an operation has just allocated; None: memory is not
+                divided by category.
         """
         super().__init__()
         self._on_operation, self._category_of = on_operation, category_of
@@ -111,7 +112,7 @@ class MetaTrace(TorchDispatchMode):
             block.category = category
 
     def set_category_of_new(self, category: str, instead_of: str) -> None:
-        """Change the category of all that was made since `reset_peak`, is alive, and has one of them so far."""
+        """Change the category from `instead_of` for all live memory that was allocated since `reset_peak`."""
         for block in self._alive_blocks():
             if block.category == instead_of and block.made_at >= self._reset_at:
                 block.category = category

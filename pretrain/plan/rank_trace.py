@@ -45,7 +45,7 @@ class RankTrace:
     peaks: dict[str, dict[str, int]]
     """The largest bytes of each part of a step: "backward" (forward and backward passes), and "update"."""
     categories: dict[str, dict[str, int]]
-    """What the largest bytes on the GPU are for, for each part of a step: see `Category`; their sum is the peak."""
+    """Peak bytes on the GPU by category (see `Category`), for each part of a step; the categories sum to the peak."""
     micro_batches: list[Counter[Operation]]
     """The operations on the GPU of each micro-batch; gradients may be reduced with the last one alone."""
     update: Counter[Operation]
@@ -58,7 +58,7 @@ class RankTrace:
 
     @property
     def peak_by_category(self) -> dict[str, int]:
-        """What the largest bytes on the GPU are for."""
+        """Peak bytes on the GPU by category."""
         return self.categories[max(self.peaks, key=lambda part: self.peaks[part]["device"])]
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import EngineConfig
+from multihop.pretrain.plan.collectives import Links, collective_s
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import RankTrace
 
@@ -88,12 +89,11 @@ class StepTime:
         return computing + self.communication - min(self.overlap * self.communication, computing)
 
 
-def time_of(operations: Mapping[Operation, int], gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency) -> StepTime:
+def time_of(operations: Mapping[Operation, int], gpu: Gpu, links: Links, efficiency: Efficiency) -> StepTime:
     """The time of some operations one after another.
 
     Args:
         operations: How often each occurs.
-        bus_bandwidth: Bytes that a rank sends to others in a second, in collectives of all ranks.
     """
     seconds = dict.fromkeys(_KINDS, 0.0)
     for each, count in operations.items():
@@ -109,14 +109,14 @@ def time_of(operations: Mapping[Operation, int], gpu: Gpu, bus_bandwidth: float,
             case "memory":
                 took = moving
             case "communication":
-                took = each.bytes / (bus_bandwidth * efficiency.link)
+                took = collective_s(each.bytes, links, efficiency.link, is_all_reduce="allreduce" in each.name)
         seconds[each.kind] += count * took
     launches = efficiency.launch_s * sum(operations.values())
     return _step_time(np.array([*(seconds[kind] for kind in _KINDS), launches]), efficiency)
 
 
 def step_time(
-    trace: RankTrace, micro_batches: int, passes: float, gpu: Gpu, bus_bandwidth: float, efficiency: Efficiency
+    trace: RankTrace, micro_batches: int, passes: float, gpu: Gpu, links: Links, efficiency: Efficiency
 ) -> tuple[float, str]:
     """Seconds of a step, and the part of it that takes the longest.
 
@@ -126,7 +126,7 @@ def step_time(
             do; each of the micro-batches has the launches and the communication of a whole one.
     """
     first, last, update = (
-        time_of(each, gpu, bus_bandwidth, efficiency)
+        time_of(each, gpu, links, efficiency)
         for each in (trace.micro_batches[0], trace.micro_batches[-1], trace.update)
     )
     shares = np.array([passes / micro_batches] * 3 + [1.0] * 2)

@@ -19,6 +19,7 @@ from multihop.common.errors import UserError
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.plan.collectives import Links
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
 from multihop.pretrain.plan.step_time import efficiency_of, step_time
 from multihop.pretrain.run.throughput import step_flops
@@ -27,9 +28,9 @@ from multihop.pretrain.run.throughput import step_flops
 def main() -> None:
     """Answer the request.
 
-    It has `recipe`, the sections of `TrainingConfig`; `settings`, each with `world_size`, `bus_bandwidth` and `engine`,
-    which are changes of that section; `prepared`, the directories of prepared data and its indexes, or None; and
-    `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`. A setting may have `micro_batch_divisors`: it is
+    It has `recipe`, the sections of `TrainingConfig`; `settings`, each with `links` (the fields of `Links`) and
+    `engine`, which are changes of that section; `prepared`, the directories of prepared data and its indexes, or None;
+    and `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`. A setting may have `micro_batch_divisors`: it is
     planned again with the micro-batch that fits all phases divided by each of them.
     """
     request = json.load(sys.stdin)
@@ -49,22 +50,22 @@ def main() -> None:
 
 def _plans(request: dict[str, Any], settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A plan of each phase, or an `error`; `micro_batch` is `engine.micro_batch_size`, which may be "auto"."""
-    engine, world_size = settings["engine"], settings["world_size"]
+    engine, links = settings["engine"], Links(**settings["links"])
     recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **engine}}
     config, prepared = TrainingConfig.model_validate(recipe), None
     if request["prepared"] is not None:
         data, index = map(Path, request["prepared"])
         prepared = data, index
     for phase in range(len(config.phases)):
-        plan = RankPlan(config, phase, world_size, Vocabularies(*request["vocabularies"]), prepared=prepared)
-        answer = {"gpus": world_size, "phase": phase, **engine, "micro_batch": config.engine.micro_batch_size}
+        plan = RankPlan(config, phase, links.ranks, Vocabularies(*request["vocabularies"]), prepared=prepared)
+        answer = {"gpus": links.ranks, "phase": phase, **engine, "micro_batch": config.engine.micro_batch_size}
         try:
-            yield answer | _answer(plan, request, settings["bus_bandwidth"])
+            yield answer | _answer(plan, request, links)
         except UserError as error:
             yield {"error": str(error)}
 
 
-def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> dict[str, Any]:
+def _answer(plan: RankPlan, request: dict[str, Any], links: Links) -> dict[str, Any]:
     fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
     efficiency = efficiency_of(plan.config.engine)
     model = build_model_on_meta(plan.config.model, *request["vocabularies"])
@@ -72,7 +73,7 @@ def _answer(plan: RankPlan, request: dict[str, Any], bus_bandwidth: float) -> di
     def time_of_step(share: float) -> tuple[float, str]:
         count = math.ceil(share * plan.share / fit.samples)
         passes = share * fit.step_tokens / fit.batch.tokens
-        return step_time(fit.trace, count, passes, gpu, bus_bandwidth, efficiency)
+        return step_time(fit.trace, count, passes, gpu, links, efficiency)
 
     seconds, limited_by = time_of_step(1.0)
     size = global_samples(phase)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from multihop.cluster.cli.main import app
 from multihop.cluster.ray.gpus import ClusterGpus
-from multihop.cluster.runs.plan_training import summary_of, weakest_gpu
+from multihop.cluster.runs.plan_training import kinds_of, summary_of, weakest_gpu
 from multihop.common.errors import UserError
 from multihop.common.json_lines import read_rows
 
@@ -43,14 +43,15 @@ def test_a_phase_that_does_not_fit_is_named_unless_it_is_done() -> None:
 
 
 def test_of_several_kinds_each_rate_and_the_memory_are_the_least() -> None:
-    mixed = weakest_gpu(ClusterGpus((8, 8), ("NVIDIA A100-SXM4-80GB", "NVIDIA L40S"), ()))
+    mixed = weakest_gpu(kinds_of(ClusterGpus((8, 8), ("NVIDIA A100-SXM4-80GB", "NVIDIA L40S"), ())))
     assert (mixed.memory, mixed.achievable_flops, mixed.bandwidth) == (48e9, 271e12, 864e9)
-    slow = weakest_gpu(ClusterGpus((8, 8), ("NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB"), ()))
-    assert slow.name == "V100 32GB"  # by which the recipe's precision is checked
+    kinds = kinds_of(ClusterGpus((8, 8), ("NVIDIA L4", "Tesla V100-SXM2-32GB"), ()))
+    # The precision is checked of each: the L4 is slower, but the V100 has no bf16.
+    assert [kind.name for kind in kinds] == ["L4", "V100 32GB"] and weakest_gpu(kinds).name == "L4"
     with pytest.raises(UserError, match="NVIDIA Unheard-of are not known; describe them"):
-        weakest_gpu(ClusterGpus((8, 8), ("NVIDIA L40S", "NVIDIA Unheard-of"), ()))
+        kinds_of(ClusterGpus((8, 8), ("NVIDIA L40S", "NVIDIA Unheard-of"), ()))
     with pytest.raises(UserError, match="no names of GPUs on b: no answer"):
-        weakest_gpu(ClusterGpus((8, 8), ("NVIDIA L40S",), ("b: no answer",)))
+        kinds_of(ClusterGpus((8, 8), ("NVIDIA L40S",), ("b: no answer",)))
 
 
 @pytest.fixture

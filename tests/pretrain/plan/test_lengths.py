@@ -7,6 +7,7 @@ import pytest
 from multihop.common.gpus import GPUS
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.models.families import FAMILIES, PRESETS
+from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.plan.fit import RankPlan, Vocabularies
 from multihop.pretrain.plan.step_time import efficiency_of, step_time
 
@@ -35,7 +36,9 @@ def planned(preset: str, seq_len: int) -> tuple[int, float]:
     fit = RankPlan(config, 0, RANKS, Vocabularies(VOCABULARY)).largest(1e15)
     assert fit.micro_batch_size == SAMPLES and fit.micro_batches == 1
     assert sum(fit.trace.peak_by_category.values()) == fit.trace.peak
-    return fit.trace.peak, step_time(fit.trace, 1, 1.0, GPUS["H100"], 450e9, efficiency_of(config.engine))[0]
+    return fit.trace.peak, step_time(
+        fit.trace, 1, 1.0, GPUS["H100"], links_of(GPUS["H100"], RANKS), efficiency_of(config.engine)
+    )[0]
 
 
 @pytest.mark.parametrize(

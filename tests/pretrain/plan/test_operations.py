@@ -16,6 +16,7 @@ from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.assumed_batch import assumed_batch
+from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
 from multihop.pretrain.plan.step_time import Efficiency, step_time, time_of
@@ -23,6 +24,8 @@ from multihop.pretrain.run.throughput import step_flops
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 VOCABULARY = 1000
+ALONE, NODE = (links_of(GPUS["H100"], ranks) for ranks in (1, 4))
+SLOW = links_of(GPUS["H100"], 4, 2, 8.0)
 LOOPS = {"awd-lstm-backward", "bilm", "ctc-encoder", "seq2seq"}
 """Families that compute one time step after another, whose traces take long; awd-lstm stands for them."""
 
@@ -72,9 +75,7 @@ def test_a_family_without_counts_says_so() -> None:
 
     model = Uncounted(family="not-counted", layers=1, hidden=8, max_positions=8)
     batch, _ = traced("gpt2")
-    complaint = (
-        "model.family=not-counted has no count of floating-point operations.* write train_flops in .*/not_counted/"
-    )
+    complaint = "model.family=not-counted does not implement train_flops, which MFU .* implement it in .*/not_counted/"
     with pytest.raises(UserError, match=complaint):
         step_flops(model, VOCABULARY, batch)
 
@@ -115,14 +116,14 @@ def test_what_is_sent_between_ranks(stage: int, zero: dict[str, int], times: flo
 def test_half_the_bandwidth_and_more_micro_batches_take_longer() -> None:
     _, trace = traced("gpt2", world_size=4, micro_batches=2)
     gpu, efficiency = GPUS["H100"], Efficiency()
-    fast, slow = (step_time(trace, 2, 2.0, gpu, sent, efficiency) for sent in (450e9, 1e9))
+    fast, slow = (step_time(trace, 2, 2.0, gpu, links, efficiency) for links in (NODE, SLOW))
     assert slow[0] > fast[0] and slow[1] == "communication"
     # Nothing is done at the same time, so that the parts add up.
     apart = Efficiency(launch_s=0.0, overlap=0.0)
-    two, ten = (step_time(trace, count, count, gpu, 450e9, apart)[0] for count in (2, 10))
-    assert np.isclose(ten - two, 8 * time_of(trace.micro_batches[0], gpu, 450e9, apart).total)
+    two, ten = (step_time(trace, count, count, gpu, NODE, apart)[0] for count in (2, 10))
+    assert np.isclose(ten - two, 8 * time_of(trace.micro_batches[0], gpu, NODE, apart).total)
     h100, a100 = (
-        step_time(trace, 2, 2.0, each, 450e9, Efficiency(launch_s=0.0))[0] for each in (gpu, GPUS["A100 80GB"])
+        step_time(trace, 2, 2.0, each, NODE, Efficiency(launch_s=0.0))[0] for each in (gpu, GPUS["A100 80GB"])
     )
     assert a100 > h100
 
@@ -132,9 +133,9 @@ def test_a_last_micro_batch_of_few_samples_takes_as_long_as_its_tokens_and_its_l
     gpu = GPUS["H100"]
     for efficiency in (Efficiency(launch_s=0.0), Efficiency(launch_s=1.0)):
         whole, more = (
-            step_time(trace, count, passes, gpu, 1e9, efficiency)[0] for count, passes in ((1, 1.0), (2, 1.1))
+            step_time(trace, count, passes, gpu, ALONE, efficiency)[0] for count, passes in ((1, 1.0), (2, 1.1))
         )
-        update = time_of(trace.update, gpu, 1e9, efficiency).total
+        update = time_of(trace.update, gpu, ALONE, efficiency).total
         expected = 1.1 if efficiency.launch_s == 0 else 2.0
         assert (more - update) / (whole - update) == pytest.approx(expected)
 
@@ -144,7 +145,7 @@ def test_a_small_product_keeps_few_multiprocessors_busy() -> None:
 
     def seconds(rows: int, length: int) -> float:
         product = Operation("product", "mm", 2.0 * rows * 4096 * length, 0, torch.bfloat16, (rows, 4096, length))
-        return time_of(Counter([product]), gpu, 1e9, efficiency).products
+        return time_of(Counter([product]), gpu, ALONE, efficiency).products
 
     assert seconds(128, 512) == pytest.approx(seconds(64, 512))
     assert seconds(8192, 512) == pytest.approx(8 * seconds(128, 512))
