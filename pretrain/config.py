@@ -182,8 +182,8 @@ class EngineConfig(Section):
     hang_timeout_s: Annotated[float, LOGGING] = Field(default=1800.0, gt=0.0)
     """Seconds without progress after which a rank writes the stacks of its threads to its log and exits."""
     replica_check_interval: Annotated[int | None, LOGGING] = Field(default=None, ge=1)
-    """Steps between two checks that all ranks have the same weights and counters; each also writes a checksum of the
-    whole state to metrics.jsonl. null: only before each save, without that checksum."""
+    """Steps between two checks that all ranks have the same weights and counters; each also writes checksums of
+    the whole state to metrics.jsonl. null: only before each save, without those checksums."""
     log_interval: Annotated[int, LOGGING] = Field(default=10, ge=1)
     """Steps between two rows of metrics.jsonl."""
     eval_interval: Annotated[int, LOGGING] = Field(default=200, ge=1)

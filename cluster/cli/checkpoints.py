@@ -54,7 +54,7 @@ def audit_command(
     location = locate_run(run, runs)
     if "://" in location and address is not None:
         raise UserError(f"--address={address}: a run in an object store is audited on this machine; remove it")
-    exit_with(lambda: show_audit(location, first, last, address, bisect, as_json))
+    exit_with(lambda: show_audit(location, first, last, address, bisect, as_json), rerun_to="start over")
 
 
 @checkpoints_app.command("average")

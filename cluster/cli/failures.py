@@ -84,14 +84,18 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def exit_with(work: Callable[[], int]) -> None:
-    """Run `work` and exit with the code that it returns; STOPPED if it is interrupted."""
+def exit_with(work: Callable[[], int], rerun_to: str = "resume") -> None:
+    """Run `work` and exit with the code that it returns; STOPPED if it is interrupted.
+
+    Args:
+        rerun_to: what the same command does after an interruption.
+    """
     from multihop.cluster.ray import TrainingFailed, WorkerDiedError
 
     try:
         code = work()
     except KeyboardInterrupt:
-        _exit_stopped()
+        _exit_stopped(rerun_to)
     except (TrainingFailed, WorkerDiedError) as error:
         print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
         code = FAILED
@@ -99,12 +103,12 @@ def exit_with(work: Callable[[], int]) -> None:
         if not _signals or isinstance(error, UserError):
             raise
         # In Ray's compiled code a KeyboardInterrupt can become another error.
-        _exit_stopped(f" ({type(error).__name__}: {safe_text(str(error))})")
+        _exit_stopped(rerun_to, f" ({type(error).__name__}: {safe_text(str(error))})")
     raise typer.Exit(code)
 
 
-def _exit_stopped(error: str = "") -> NoReturn:
-    print(f"\nmultihop: stopped{error}; rerun the same command to resume", file=sys.stderr)
+def _exit_stopped(rerun_to: str, error: str = "") -> NoReturn:
+    print(f"\nmultihop: stopped{error}; rerun the same command to {rerun_to}", file=sys.stderr)
     # Everything is closed. Exit handlers of libraries may wait for processes that the signal has ended as well.
     sys.stdout.flush()
     sys.stderr.flush()

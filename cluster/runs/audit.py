@@ -31,9 +31,10 @@ from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.verify import list_steps, verify
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
+from multihop.pretrain.engine.replicas import CHECKSUM_DIGITS
 from multihop.pretrain.environment import LAST_STEP, MICRO_BATCH_SIZES
 from multihop.pretrain.run.changes import CHANGES
-from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUM, checkpoints_of, read_config
+from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS, checkpoints_of, read_config
 
 PARENT = "MULTIHOP_AUDIT_PARENT"
 """Environment variable with the process of which this audit is a part, and with which it ends; not set if a user
@@ -59,6 +60,8 @@ class ComparedStates:
     """The newest of these steps before `first_different` with equal states; None: none has."""
     first_different: int | None
     """The first of these steps with different states; None: all are equal."""
+    parameters: list[str]
+    """The parameters whose weights or moments differ in that step, by name."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,11 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
         if bisect and not outcome.is_equal:
             with replay_folder(run_dir, first, expected, bisect) as folder:
                 _replay(run_dir, folder, first, expected, address)
-                outcome = replace(outcome, replays=compare_states(read_rows(folder / "metrics.jsonl"), rows))
+                again = read_rows(folder / "metrics.jsonl")
+                outcome = replace(outcome, replays=compare_states(again, rows, sorted(expected.parameters)))
     finally:  # what the first replay found is kept if the second one is interrupted
         append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
-    _publish(run_dir)
+        _publish(run_dir)
     return outcome
 
 
@@ -222,18 +226,26 @@ def compare_replay(run_dir: Path, folder: Path, first: int, expected: Checkpoint
         read_rows(folder / "launches.jsonl")[-1], read_rows(run_dir / "launches.jsonl"), first, last
     )
     is_equal = not counters and not tensors
-    loss, states = _first_differing_loss(*metrics), compare_states(*metrics)
+    loss, states = _first_differing_loss(*metrics), compare_states(*metrics, sorted(expected.parameters))
     return Audit(first, last, is_equal, counters, tensors, loss, states, conditions)
 
 
-def compare_states(one: list[Row], other: list[Row]) -> ComparedStates:
-    """Compare the checksums in two files of metrics."""
-    sums, others = (_values(rows, STATE_CHECKSUM) for rows in (one, other))
+def compare_states(one: list[Row], other: list[Row], parameters: list[str]) -> ComparedStates:
+    """Compare the checksums of these parameters, in this order, in two files of metrics."""
+    sums, others = (_values(rows, STATE_CHECKSUMS) for rows in (one, other))
     steps = sorted(sums.keys() & others.keys())
-    different = [step for step in steps if sums[step] != others[step]]
-    first = different[0] if different else None
+    first = next((step for step in steps if sums[step] != others[step]), None)
     equal = [step for step in steps if first is None or step < first]
-    return ComparedStates(len(steps), equal[-1] if equal else None, first)
+    differing = [] if first is None else _differing_parameters(sums[first], others[first], parameters)
+    return ComparedStates(len(steps), equal[-1] if equal else None, first, differing)
+
+
+def _differing_parameters(one: str, other: str, parameters: list[str]) -> list[str]:
+    sums = [
+        [checksums[at : at + CHECKSUM_DIGITS] for at in range(0, len(checksums), CHECKSUM_DIGITS)]
+        for checksums in (one, other)
+    ]
+    return [name for name, *both in zip(parameters, *sums, strict=True) if both[0] != both[1]]
 
 
 def state_of(outcome: Audit) -> str:
@@ -242,9 +254,17 @@ def state_of(outcome: Audit) -> str:
     if first is None:
         return ""
     before = "" if outcome.states.last_equal is None else f"equal up to step {outcome.states.last_equal:,}, "
-    if outcome.is_equal:
-        return f"{before}differs in step {first:,} and is equal again at the end: test the devices of the run"
-    return f"{before}differs from step {first:,} on, of those that are recorded"
+    where = _named(outcome.states.parameters)
+    if not outcome.is_equal:
+        return f"{before}differs from step {first:,} on, of those that are recorded: in {where}"
+    advice = "as may be expected" if outcome.conditions else "test the devices of the run"
+    return f"{before}differs in step {first:,} in {where}, although the checkpoint is equal: {advice}"
+
+
+def _named(parameters: list[str]) -> str:
+    """The first of some parameters, and how many more there are."""
+    more = f" and {len(parameters) - 1:,} more" if len(parameters) > 1 else ""
+    return f"{parameters[0]}{more}"
 
 
 def audited_checkpoints(run_dir: Path) -> dict[str, str]:
@@ -254,7 +274,7 @@ def audited_checkpoints(run_dir: Path) -> dict[str, str]:
 
 def _verdict(row: Row) -> str:
     if row["is_equal"]:
-        return "audited"
+        return "audited" if row["states"]["first_different"] is None else "audited, but a step's state differs"
     return "differs from its replay, as expected" if row.get("conditions") else "differs from its replay"
 
 

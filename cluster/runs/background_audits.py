@@ -141,19 +141,19 @@ class _Audits(threading.Thread):
         try:
             while child.poll() is None:
                 if self._is_cancelled.is_set() or (not self._is_finishing.is_set() and self._is_in_the_way()):
-                    self._print(f"audit     {steps}: stopped, to be made again later")
+                    self._print(f"audit     {steps}: stopped; it will be retried")
                     return
                 self._is_cancelled.wait(_ENDED_POLL_S)
         finally:
             _stop(child)
         row = self._outcome(due)
         if row is None and child.returncode == STOPPED:  # by another's signal
-            self._print(f"audit     {steps}: stopped, to be made again later")
+            self._print(f"audit     {steps}: stopped; it will be retried")
         elif row is None:
             self._give_up(due, f"see {log}")
         elif row["is_equal"]:
             passing = row["states"]["first_different"]
-            found = "" if passing is None else f"; the state of step {passing:,} differs"
+            found = "" if passing is None else f"; the state of step {passing:,} differs: see {log}"
             self._print(f"audit     {steps}: equal, bit for bit{found}")
         elif row["conditions"]:
             self._print(f"audit     {steps} differ, as expected: {'; '.join(row['conditions'])}")

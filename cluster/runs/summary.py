@@ -88,10 +88,13 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
 
 
 def audits_of(run_dir: Path) -> list[Row]:
-    """Return what audits.jsonl says of each audit: the steps, whether all bits are equal, and what was not the same in
-    the replay, so that other bits are expected."""
+    """Return what audits.jsonl says of each audit: the steps, whether all bits are equal, what was not the same in the
+    replay, so that other bits are expected, and the first step whose state differs."""
     keys = "first", "last", "is_equal", "conditions"
-    return [{key: row[key] for key in keys} for row in read_rows(run_dir / AUDITS)]
+    return [
+        {key: row[key] for key in keys} | {"first_different_step": row["states"]["first_different"]}
+        for row in read_rows(run_dir / AUDITS)
+    ]
 
 
 def _median(rows: Iterable[dict[str, Any]], key: str) -> float | None:

@@ -280,7 +280,8 @@ def _run_rows(summary: dict[str, Any]) -> Pairs:
 
 def _verdict(audit: dict[str, Any]) -> str:
     if audit["is_equal"]:
-        return "equal"
+        step = audit.get("first_different_step")
+        return "equal" if step is None else f"equal, but the state of step {step:,} differs"
     conditions = audit.get("conditions")  # which older versions did not write
     return f"differ, as expected ({'; '.join(conditions)})" if conditions else "differ"
 

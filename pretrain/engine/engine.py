@@ -156,6 +156,11 @@ class Engine:
         updates = int(self._optimizer.state[self.slices[-1].flat]["step"]) if self.slices else 0
         return tensors, updates, self._scaler_state()
 
+    @property
+    def state_names(self) -> list[str]:
+        """KIND/NAME of each tensor of which `state` returns slices on some rank."""
+        return [f"{kind}/{name}" for name in self.parameters for kind in ("weight", *self._moments[name])]
+
     def slices_to_restore(self, with_state: bool) -> list[tuple[str, str, int, int]]:
         """The slices that `restore` needs, as (kind, parameter, start, elements)."""
         return [

@@ -29,6 +29,7 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "pyarrow", "triton")
 _CHUNK = 2**22
 """Elements of which the checksum is computed at once: it takes 24 bytes for each."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+CHECKSUM_DIGITS = 8
 _SHOWN = 3
 """Most differences that a message names."""
 
@@ -81,17 +82,31 @@ def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], facts: M
     )
 
 
-def state_checksum(ranks: Ranks, tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of what all ranks hold: 16 hex digits. A collective call, which waits for the device once.
+def state_checksums(ranks: Ranks, names: Sequence[str], slices: Mapping[str, Tensor]) -> str:
+    """Checksums of the weights and moments of each parameter: `CHECKSUM_DIGITS` hexadecimal digits for each, in the
+    order of the parameters' names. A collective call, which waits for the device once.
+
+    The sums of a tensor are those of its slices, with positions from where they begin; so they do not depend on how
+    the ranks divide it.
 
     Args:
-        tensors: This rank's tensors by name, such as its slices of weights and moments.
+        names: All tensors of the state, KIND/NAME.
+        slices: What this rank holds of them, KIND/NAME@START -> (numel,).
     """
-    names = sorted(tensors)
-    sums = [checksum(tensors[name]) for name in names]
-    table = torch.stack(sums).cpu() if sums else torch.zeros(0, 2, dtype=torch.int64)
-    own = hashlib.sha256(table.numpy().tobytes() + canonical_json(names)).hexdigest()
-    return hashlib.sha256("".join(ranks.all_gather_text(own)).encode()).hexdigest()[:16]
+    table = torch.zeros(len(names), 2, dtype=torch.int64)
+    rows = {name: number for number, name in enumerate(names)}
+    if slices:
+        for key, (total, weighted) in zip(
+            slices, torch.stack([checksum(each) for each in slices.values()]).cpu(), strict=True
+        ):
+            name, _, start = key.rpartition("@")
+            table[rows[name]] += torch.stack([total, weighted + int(start) * total])
+    ranks.all_reduce_sum_(table)
+    by_parameter: dict[str, bytes] = {}
+    for name in sorted(names):
+        parameter = name.partition("/")[2]
+        by_parameter[parameter] = by_parameter.get(parameter, b"") + table[rows[name]].numpy().tobytes()
+    return "".join(hashlib.sha256(by_parameter[each]).hexdigest()[:CHECKSUM_DIGITS] for each in sorted(by_parameter))
 
 
 def check_installed(ranks: Ranks) -> None:

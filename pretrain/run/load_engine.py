@@ -165,8 +165,8 @@ def _huggingface_weights(source: Path, config: TrainingConfig, model: Model, dat
     if weights["word.weight"].shape != stored["word.weight"].shape:
         vocab_size = data.tokenizer.vocab_size
         log.info(
-            "the word embeddings of %s have %d rows, and the tokenizer has %d tokens: rows that pad them are left out, "
-            "and added tokens get new ones",
+            "the word embeddings of %s have %d rows, and the tokenizer has %d tokens: padding rows are dropped, and "
+            "added tokens get new rows",
             source,
             len(stored["word.weight"]),
             vocab_size,

@@ -34,12 +34,12 @@ from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.engine.device import matmul_rate, use_deterministic_kernels
 from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
-from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas, state_checksum
+from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas, state_checksums
 from multihop.pretrain.environment import LAST_STEP, LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
 from multihop.pretrain.run.audits_due import steps_of_audits
 from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
-from multihop.pretrain.run.files import JOURNAL, ROWS, STATE_CHECKSUM, STOP_FILE, checkpoints_of, read_config
+from multihop.pretrain.run.files import JOURNAL, ROWS, STATE_CHECKSUMS, STOP_FILE, checkpoints_of, read_config
 from multihop.pretrain.run.hooks import Hooks, Tracer, read_trace_request, stop_requests, watchdog
 from multihop.pretrain.run.load_engine import LoadedEngine, load_engine
 from multihop.pretrain.run.loop import train
@@ -249,7 +249,7 @@ def _state_check(
             )
         if interval is None or progress.step % interval != 0:
             return {}
-        return {STATE_CHECKSUM: state_checksum(ranks, engine.state()[0])}
+        return {STATE_CHECKSUMS: state_checksums(ranks, engine.state_names, engine.state()[0])}
 
     return check
 

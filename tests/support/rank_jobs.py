@@ -39,7 +39,7 @@ from multihop.pretrain.run.records import LaunchTimes
 from multihop.pretrain.run.train_run import train_run
 
 VOCABULARY = 61
-_A_WEIGHT = "layers.1.feed_forward.down.weight"
+A_WEIGHT = "layers.1.feed_forward.down.weight"
 
 
 def some_batches(seed: int, step: int, sequences: int, max_seqlen: int, vocab_size: int = VOCABULARY) -> list[Batch]:
@@ -356,18 +356,18 @@ def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) ->
             tensor = next(each for name, each in engine.state()[0].items() if name.startswith(f"{owned}/layers.1"))
             tensor.view(torch.int32)[7] ^= 1
         if done == step and ranks.rank == 1 and fault == "weight":
-            engine.module.get_parameter(_A_WEIGHT).detach().view(torch.int32)[3, 4] ^= 1
+            engine.module.get_parameter(A_WEIGHT).detach().view(torch.int32)[3, 4] ^= 1
         return result
 
     def with_fault_in_product(engine: Engine, batch: Batch, global_counts: dict[str, float]) -> dict[str, Tensor]:
         if done != step - 1 or ranks.rank != 1 or fault not in ("product", "gradient"):
             return forward(engine, batch, global_counts)
         if fault == "gradient":
-            flipping = engine.module.get_parameter(_A_WEIGHT).register_hook(_with_flipped_bit)
+            flipping = engine.module.get_parameter(A_WEIGHT).register_hook(_with_flipped_bit)
             sums = forward(engine, batch, global_counts)
             flipping.remove()
             return sums
-        weight = engine.module.get_parameter(_A_WEIGHT).detach()
+        weight = engine.module.get_parameter(A_WEIGHT).detach()
         before = weight.clone()
         weight[3, 4] += 0.01
         sums = forward(engine, batch, global_counts)

@@ -10,7 +10,7 @@ from typing import Any
 import objective_recipes
 import pytest
 from kinds_of_families import OBJECTIVES
-from rank_jobs import run_worker, run_worker_to, run_worker_with_fault
+from rank_jobs import A_WEIGHT, run_worker, run_worker_to, run_worker_with_fault
 from rank_pool import RankPool
 from worker_runs import recipe
 from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
@@ -20,7 +20,7 @@ from multihop.cluster.tracking.connection import connect, store_uri
 from multihop.common.files import canonical_json, sha256_file
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import verify
-from multihop.pretrain.run.files import STATE_CHECKSUM
+from multihop.pretrain.run.files import STATE_CHECKSUMS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 Pool = Callable[[int], RankPool]
@@ -130,22 +130,26 @@ def test_the_first_step_that_differs_is_found_by_checksums(
 ) -> None:
     """No loss shows one flipped bit."""
     run = trained(pool, 2, tmp_path, bert_data, fault, engine__replica_check_interval=1)
-    assert audited(pool, run, 0, 3, every_step=True).states == ComparedStates(3, 3, None)
-    assert audited(pool, run, 3, 6, every_step=True).states == ComparedStates(3, 4, 5)
+    planted = {"exp_avg": "layers.1.attention.query.weight", "gradient": A_WEIGHT}[fault]
+    assert audited(pool, run, 0, 3, every_step=True).states == ComparedStates(3, 3, None, [])
+    assert audited(pool, run, 3, 6, every_step=True).states == ComparedStates(3, 4, 5, [planted])
     once = audited(pool, run, 3, 6)
-    assert once.states == ComparedStates(3, 4, 5) and once.loss is None
+    assert once.states == ComparedStates(3, 4, 5, [planted]) and once.loss is None
     # Rounding loses this bit of a moment in the step after: the checkpoint is right, the state of step 5 was not.
     assert once.is_equal == (fault == "exp_avg")
-    assert ("differs in step 5" in state_of(once)) == once.is_equal
+    sentence = f"differs in step 5 in {planted}, although the checkpoint is equal: test the devices of the run"
+    assert (sentence in state_of(once)) == once.is_equal
 
 
 def test_steps_that_were_trained_twice_are_those_of_the_last_launch() -> None:
     """A run saved step 1, trained on to step 3, was killed, and resumed from step 1."""
-    run = [{"step": step, STATE_CHECKSUM: sums} for step, sums in ((1, "a"), (2, "x"), (3, "y"), (2, "b"), (3, "c"))]
-    replay = [{"step": step, STATE_CHECKSUM: sums} for step, sums in ((1, "a"), (2, "b"), (3, "c"))]
-    assert compare_states(replay, run) == ComparedStates(3, 3, None)
-    replay[1][STATE_CHECKSUM] = "other"
-    assert compare_states(replay, run) == ComparedStates(3, 1, 2)
+    a, b, c, x = ("0123456789abcdef".replace("0", letter) for letter in "abcd")
+    run = [{"step": step, STATE_CHECKSUMS: sums} for step, sums in ((1, a), (2, x), (3, x), (2, b), (3, c))]
+    replay = [{"step": step, STATE_CHECKSUMS: sums} for step, sums in ((1, a), (2, b), (3, c))]
+    names = ["bias", "weight"]
+    assert compare_states(replay, run, names) == ComparedStates(3, 3, None, [])
+    replay[1][STATE_CHECKSUMS] = b[:8] + "0" * 8
+    assert compare_states(replay, run, names) == ComparedStates(3, 1, 2, ["weight"])
 
 
 def flip_a_bit(checkpoint: Path) -> None:
@@ -197,7 +201,7 @@ def test_an_interrupted_audit_leaves_no_files(texts: Path, tmp_path: Path) -> No
     command = begin(beside, "checkpoints", "audit", str(run))
     wait_for((run / ".audit" / "replay" / "launches.jsonl").exists, beside, command)
     command.send_signal(signal.SIGINT)
-    assert "stopped; rerun the same command to resume" in ended(beside, command, 75)
+    assert "stopped; rerun the same command to start over" in ended(beside, command, 75)
     assert not (run / "audits.jsonl").exists() and not (run / ".audit" / "replay").exists()
 
 
@@ -208,7 +212,8 @@ def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     multihop(tmp_path, "train", "recipe.yaml", "cluster.workers=2", "engine.replica_check_interval=5")
     assert "equal     all weights" in multihop(tmp_path, "checkpoints", "audit", "small", "--bisect")
     (row,) = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
-    assert row["states"] == {"steps": 2, "last_equal": 20, "first_different": None} and row["replays"] is None
+    equal = {"last_equal": 20, "first_different": None, "parameters": []}
+    assert row["states"] == {"steps": 2, **equal} and row["replays"] is None
     assert "committed, audited" in multihop(tmp_path, "checkpoints", "list", "small")
     flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)))
     printed = multihop(tmp_path, "checkpoints", "audit", "small", "--bisect", code=1)
@@ -216,4 +221,4 @@ def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     assert ": 1 of " in printed and "tensors that differ: 1" in printed and "\nstate " not in printed
     assert "replays   both agree in every step; the saved checkpoint differs from them" in printed
     *_, row = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
-    assert not row["is_equal"] and row["replays"] == {"steps": 10, "last_equal": 20, "first_different": None}
+    assert not row["is_equal"] and row["replays"] == {"steps": 10, **equal}

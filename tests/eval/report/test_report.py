@@ -166,7 +166,11 @@ def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("audit", "verdict"),
     [
-        ({"is_equal": True, "conditions": []}, "steps 71 to 80 equal"),
+        ({"is_equal": True, "conditions": [], "first_different_step": None}, "steps 71 to 80 equal"),
+        (
+            {"is_equal": True, "conditions": [], "first_different_step": 75},
+            "steps 71 to 80 equal, but the state of step 75 differs",
+        ),
         ({"is_equal": False, "conditions": []}, "steps 71 to 80 differ"),
         (
             {"is_equal": False, "conditions": ["torch was 2.0.0"]},
