@@ -1,6 +1,7 @@
 """Measure speed and peak memory of an optimizer step of the smaller families, of completion and of a tagger.
 
-    python bench/family_step.py --models bag bilm bilm-clipped awd-lstm xlnet ctc --json FILE
+    python bench/family_step.py --models bag bilm bilm-clipped xlnet ctc --json FILE
+    python bench/family_step.py --models awd-lstm --tokens 1024
     python bench/family_step.py --models completion --tokens 1056
     python bench/family_step.py --models tagger --tokens 512
 

@@ -51,13 +51,12 @@ class Features(Section):
             )
         if self.combine in ("mix_both", "taglm") and self.head == "linear":
             raise UserError(
-                f"combine={self.combine} is for the input and the output of a BiLSTM, but head=linear has none; set "
-                "combine=mix, or head=bilstm"
+                f"combine={self.combine} needs a BiLSTM, and head=linear has none; set head=bilstm, or combine=mix"
             )
         if self.combine == "taglm" and len(self.layers) < 2:
             raise UserError(
                 f"combine=taglm reads the first of features.layers={self.layers} below the BiLSTM and the others "
-                "beside its first layer, but there is one alone; set two, such as [0, -1]"
+                "beside its first layer, but only one is given; set at least two, such as [0, -1]"
             )
         return self
 

@@ -109,11 +109,11 @@ class ModelConfig(Section):
             source_lengths: int64 (S,), tokens of each source with its end token; translating families only.
 
         Raises:
-            UserError: The family does not count them.
+            UserError: The family does not implement it.
         """
         raise UserError(
-            f"model.family={self.family} has no count of floating-point operations, from which speed is planned and "
-            f"reported; write train_flops in pretrain/models/{self.family.replace('-', '_')}/config.py"
+            f"model.family={self.family} does not implement train_flops, which MFU and plans are computed from; "
+            f"implement it in pretrain/models/{self.family.replace('-', '_')}/config.py"
         )
 
 

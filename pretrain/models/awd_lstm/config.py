@@ -41,10 +41,10 @@ class AwdConfig(ModelConfig):
     """Weight in the training loss of the mean square of the output after dropout (section 4.6)."""
     beta: Annotated[float, UPDATES] = Field(default=1.0, ge=0.0)
     """Weight of the mean square of the differences between the last layer's states of adjacent tokens."""
-    bptt: Annotated[int | None, UPDATES] = Field(default=None, ge=1)
-    """Mean number of tokens that the gradient of a language model's state flows back through (truncated
-    backpropagation through time); the lengths vary from segment to segment (section 4.1). null: to the sample's first
-    token."""
+    bptt: Annotated[int | None, UPDATES] = Field(default=None, ge=5)
+    """Base length, in tokens, of the segments of truncated backpropagation through time in language modeling: each is
+    drawn from N(bptt, 5), or with probability 0.05 from N(bptt / 2, 5), and is at least 5 (section 4.1). null: the
+    whole sample."""
     output_bias: OutputBias = "zeros"
 
     @property

@@ -36,8 +36,8 @@ class WeightDropLstm(nn.Module):
         Args:
             x: (N, I), in the order of `steps`.
             state: h and c before the first step, (S, W) each, in the rows of `steps`; None: zeros.
-            bounds: as `segment_bounds` returns them: no gradient flows from the state after one to those before it;
-                None: there are none.
+            bounds: from `segment_bounds`: the state is detached before each of these time steps; None: full
+                backpropagation through time.
 
         Returns:
             (N, W), the output h at each position; each sequence's last state, in the rows of `steps`.
@@ -69,17 +69,17 @@ def _run(x: Tensor, steps: TimeSteps, state: State, weights: Weights) -> tuple[T
 
 
 @uncompiled
-def segment_bounds(time_steps: int, mean: int) -> Tensor:
+def segment_bounds(time_steps: int, base: int) -> Tensor:
     """int64, ascending: the first time steps of all segments but the first.
 
-    A segment's length is normally distributed around `mean` with a standard deviation of 5, around half of it with
+    A segment's length is normally distributed around `base` with a standard deviation of 5, around half of it with
     probability 0.05, and at least 5.
     """
     # Of integers alone, which are on the CPU also where a plan runs the model without data.
     random = Random(int(torch.empty((), dtype=torch.int64).random_()))
     bounds: list[int] = []
     while True:
-        around = mean if random.random() < _FULL_LENGTH_PROBABILITY else mean / 2
+        around = base if random.random() < _FULL_LENGTH_PROBABILITY else base / 2
         bound = (bounds[-1] if bounds else 0) + max(_MIN_LENGTH, int(random.gauss(around, _LENGTH_STD)))
         if bound >= time_steps:
             return torch.tensor(bounds, dtype=torch.int64)

@@ -28,7 +28,7 @@ log = logging.getLogger("multihop")
 def character_ids(words: Sequence[str], max_characters: int) -> NDArray[np.int64]:
     """The characters of a sentence, between the markers of its beginning and end: int64 (words + 2, max_characters).
 
-    A word with more bytes than fit between its marks is truncated, as by the authors, with a warning.
+    A word with more bytes than fit between its marks is truncated, as in the authors' code, with a warning.
 
     Raises:
         UserError: The sentence has no word, or a word is empty.
@@ -39,11 +39,10 @@ def character_ids(words: Sequence[str], max_characters: int) -> NDArray[np.int64
     if longer := [number for number, text in enumerate(texts) if len(text) > room]:
         longest = max(longer, key=lambda number: len(texts[number]))
         log.warning(
-            "%d of %d words have more than %d bytes and are read by their first %d, as by the authors; the longest has "
-            "%d: %r; raise max_characters to read them whole",
+            "%d of %d words are longer than %d bytes and are truncated to that, as in the authors' code; the longest "
+            "has %d: %r; raise max_characters to read them whole",
             len(longer),
             len(words),
-            room,
             room,
             len(texts[longest]),
             words[longest] if len(words[longest]) <= _MAX_SHOWN else f"{words[longest][:_MAX_SHOWN]}…",

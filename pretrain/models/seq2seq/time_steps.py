@@ -34,8 +34,8 @@ class TimeSteps:
         return [slice(start, stop) for start, stop in pairwise(bounds)]
 
     def part(self, start: int, stop: int) -> tuple["TimeSteps", slice]:
-        """Return the time steps from `start` to `stop` of the sequences that have them, whose packed tokens are the
-        time-major positions themselves; and these positions among all."""
+        """Return time steps `start` to `stop` as `TimeSteps` of their own, of the sequences that reach `start`, and the
+        slice of their positions among all. Inputs and outputs of the part are already time-major."""
         rows = slice(self.slices[start].start, self.slices[stop - 1].stop)
         tokens = torch.arange(rows.stop - rows.start, device=self.order.device)
         running = tokens[: self.batch_sizes[start]]

@@ -123,7 +123,7 @@ def test_a_mix_beside_the_output_has_weights_of_its_own() -> None:
     assert reader.layer_weights() == {
         "below": {"0": 0.5, "3": 0.5}, "above": {"0": pytest.approx(shares[0]), "3": pytest.approx(shares[1])},
     }  # fmt: skip
-    with pytest.raises(ValidationError, match="head=linear has none; set combine=mix, or head=bilstm"):
+    with pytest.raises(ValidationError, match="head=linear has none; set head=bilstm, or combine=mix"):
         Features(combine="mix_both", head="linear")
 
 
@@ -144,7 +144,7 @@ def test_taglm_reads_the_language_model_beside_the_output_of_the_first_layer() -
     assert all(each.abs().max() <= bound and each.std() > bound / 3 for each in reader.parameters())
     with pytest.raises(ValidationError, match="head=linear has none"):
         Features(layers=[0, -1], combine="taglm", head="linear")
-    with pytest.raises(ValidationError, match=r"but there is one alone; set two, such as \[0, -1\]"):
+    with pytest.raises(ValidationError, match=r"but only one is given; set at least two, such as \[0, -1\]"):
         Features(layers=[-1], combine="taglm")
 
 

@@ -265,7 +265,7 @@ def test_a_warning_names_the_longest_of_the_words_that_are_truncated(caplog: pyt
     assert not caplog.records
     ids = character_ids(["fits", "eight888", "übermäßig", "x" * 5], 9)
     assert [record.getMessage() for record in caplog.records] == [
-        "2 of 4 words have more than 7 bytes and are read by their first 7, as by the authors; the longest has 12: "
+        "2 of 4 words are longer than 7 bytes and are truncated to that, as in the authors' code; the longest has 12: "
         "'übermäßig'; raise max_characters to read them whole"
     ]
     assert bytes((ids[3, 1:8] - 1).tolist()) == "übermäßig".encode()[:7]
