@@ -8,7 +8,7 @@ import pytest
 import torch
 from simulation.bucket import SimulatedBucket
 from simulation.disk import SimulatedDisk
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import World
 from tables_of_tests import Table
 
@@ -103,9 +103,9 @@ def _manifest(step: int) -> CheckpointManifest:
     )
 
 
-@pytest.mark.parametrize("every", [41, pytest.param(1, marks=LONG)])
-def test_saves_that_fail_anywhere(three_launches: Scenario, every: int, table: Table) -> None:
-    check_every_failure(three_launches, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(41))
+def test_saves_that_fail_anywhere(three_launches: Scenario, every: int, seed: int, table: Table) -> None:
+    check_every_failure(three_launches, every, table, seed=seed)
 
 
 @pytest.mark.long

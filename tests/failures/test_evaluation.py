@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from simulation.disk import SimulatedDisk
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import Killed, World
 from tables_of_tests import Table
 
@@ -135,9 +135,9 @@ def evaluated(bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return scenario
 
 
-@pytest.mark.parametrize("every", [47, pytest.param(1, marks=LONG)])
-def test_an_evaluation_that_fails_anywhere(evaluated: Scenario, every: int, table: Table) -> None:
-    check_every_failure(evaluated, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(47))
+def test_an_evaluation_that_fails_anywhere(evaluated: Scenario, every: int, seed: int, table: Table) -> None:
+    check_every_failure(evaluated, every, table, seed=seed)
 
 
 def test_predictions_are_lost_if_their_folder_is_not_synced(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from simulation.disk import SimulatedDisk
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.head import SimulatedHead
 from simulation.world import Process, World
 from tables_of_tests import Table
@@ -86,6 +86,6 @@ def two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     return scenario
 
 
-@pytest.mark.parametrize("every", [19, pytest.param(1, marks=LONG)])
-def test_submitting_and_fetching_that_fail_anywhere(two_users: Scenario, every: int, table: Table) -> None:
-    check_every_failure(two_users, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(19))
+def test_submitting_and_fetching_that_fail_anywhere(two_users: Scenario, every: int, seed: int, table: Table) -> None:
+    check_every_failure(two_users, every, table, seed=seed)

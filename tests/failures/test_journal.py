@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from simulation.bucket import SimulatedBucket
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import World
 from tables_of_tests import Table
 
@@ -90,8 +90,8 @@ def two_launches_and_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return scenario
 
 
-@pytest.mark.parametrize("every", [37, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(37))
 def test_a_journal_whose_writers_and_readers_fail_anywhere(
-    two_launches_and_a_driver: Scenario, every: int, table: Table
+    two_launches_and_a_driver: Scenario, every: int, seed: int, table: Table
 ) -> None:
-    check_every_failure(two_launches_and_a_driver, every, table)
+    check_every_failure(two_launches_and_a_driver, every, table, seed=seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prepared_data import bytes_of
 from simulation.disk import SimulatedDisk
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import World
 from tables_of_tests import Table
 
@@ -65,6 +65,6 @@ def two_data_sets(tmp_path: Path) -> Scenario:
     return scenario
 
 
-@pytest.mark.parametrize("every", [47, pytest.param(1, marks=LONG)])
-def test_a_preparation_that_fails_anywhere(two_data_sets: Scenario, every: int, table: Table) -> None:
-    check_every_failure(two_data_sets, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(47))
+def test_a_preparation_that_fails_anywhere(two_data_sets: Scenario, every: int, seed: int, table: Table) -> None:
+    check_every_failure(two_data_sets, every, table, seed=seed)

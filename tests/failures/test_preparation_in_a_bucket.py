@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prepared_data import bytes_of
 from simulation.bucket import SimulatedBucket
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import Process, World
 from tables_of_tests import Table
 
@@ -113,9 +113,9 @@ def _check_folders(bucket: SimulatedBucket) -> None:
                 assert entry["sha256"] == hashlib.sha256(bucket.objects[f"{folder}/{file}"]).hexdigest()
 
 
-@pytest.mark.parametrize("every", [97, pytest.param(1, marks=LONG)])
-def test_nodes_that_fail_anywhere(three_nodes: Scenario, every: int, table: Table) -> None:
-    check_every_failure(three_nodes, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(97))
+def test_nodes_that_fail_anywhere(three_nodes: Scenario, every: int, seed: int, table: Table) -> None:
+    check_every_failure(three_nodes, every, table, seed=seed)
 
 
 def test_a_listing_before_its_files_is_found(

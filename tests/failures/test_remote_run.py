@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from simulation.bucket import SimulatedBucket
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import World
 from tables_of_tests import Table
 
@@ -69,9 +69,9 @@ def two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     return scenario
 
 
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=LONG)])
-def test_a_run_whose_drivers_fail_anywhere(two_drivers: Scenario, every: int, table: Table) -> None:
-    check_every_failure(two_drivers, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(29))
+def test_a_run_whose_drivers_fail_anywhere(two_drivers: Scenario, every: int, seed: int, table: Table) -> None:
+    check_every_failure(two_drivers, every, table, seed=seed)
 
 
 @pytest.mark.long

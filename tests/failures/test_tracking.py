@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.every_failure import LONG, Scenario, check_every_failure
+from simulation.every_failure import Scenario, check_every_failure, every_and_seed
 from simulation.world import World
 from tables_of_tests import Table
 from tracked_runs import append, client_of, history, row, start, trial
@@ -78,6 +78,8 @@ def two_starts(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return scenario
 
 
-@pytest.mark.parametrize("every", [31, pytest.param(1, marks=LONG)])
-def test_a_run_whose_requests_to_mlflow_fail_anywhere(two_starts: Scenario, every: int, table: Table) -> None:
-    check_every_failure(two_starts, every, table)
+@pytest.mark.parametrize(("every", "seed"), every_and_seed(31))
+def test_a_run_whose_requests_to_mlflow_fail_anywhere(
+    two_starts: Scenario, every: int, seed: int, table: Table
+) -> None:
+    check_every_failure(two_starts, every, table, seed=seed)

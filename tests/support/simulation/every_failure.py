@@ -15,7 +15,8 @@ Scenario = Callable[[World], None]
 """Starts processes, runs the world, starts what is left to do again, and asserts what was promised."""
 
 ALL_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-LONG = (pytest.mark.long, pytest.mark.timeout(3600))
+_LONG = (pytest.mark.long, pytest.mark.timeout(3600))
+_OTHER_SEEDS, _EVERY_OF_OTHER_SEEDS = (1, 2, 3), 7
 _ANY: tuple[FaultKind, ...] = ("error", "kill", "suspend", "freeze")
 _KINDS: dict[str, tuple[FaultKind, ...]] = {
     "list": (*_ANY, "outage", "stale"),
@@ -31,6 +32,12 @@ _KINDS: dict[str, tuple[FaultKind, ...]] = {
     ),
 }
 """The kinds of failures by the first word of an operation."""
+
+
+def every_and_seed(every: int) -> list[Any]:
+    """Values for `check_every_failure`: in `make test` every n-th fault; else all, and with other seeds a part."""
+    others = [pytest.param(_EVERY_OF_OTHER_SEEDS, seed, marks=_LONG) for seed in _OTHER_SEEDS]
+    return [(every, 0), pytest.param(1, 0, marks=_LONG), *others]
 
 
 def check_every_failure(
@@ -64,9 +71,8 @@ def check_every_failure(
                 broken.append(f"{fault} at {operation!r}: {error!r}")
     shown = "\n".join(broken)
     assert not broken, f"with seed {seed}, {len(broken)} of {len(chosen)} faults broke a promise:\n{shown}"
-    operations = Counter(operation.split()[0] for operation, _ in chosen)
-    happened = Counter(fault.kind for _, fault in chosen)
-    table(f"{len(chosen):,} of {len(faults):,} faults broke no promise; at {_listed(operations)}; {_listed(happened)}")
+    counts = Counter((operation.split()[0], fault.kind) for operation, fault in chosen)
+    table(f"with seed {seed}, {len(chosen):,} of {len(faults):,} faults broke no promise:\n{_cross_table(counts)}")
 
 
 def _check_errors(world: World, expected: tuple[type[BaseException], ...]) -> None:
@@ -78,5 +84,10 @@ def _check_errors(world: World, expected: tuple[type[BaseException], ...]) -> No
             raise AssertionError(f"a thread of {process.name} ended by {error!r}") from error
 
 
-def _listed(counts: Mapping[Any, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+def _cross_table(counts: Mapping[tuple[str, FaultKind], int]) -> str:
+    """How many faults of each kind happened at each operation."""
+    kinds = [kind for kind in ALL_KINDS if any(kind == each for _, each in counts)]
+    lines = [f"{'':10}" + "".join(f"{kind:>10}" for kind in kinds)]
+    for operation in sorted({operation for operation, _ in counts}):
+        lines.append(f"{operation:10}" + "".join(f"{counts.get((operation, kind), 0):10,}" for kind in kinds))
+    return "\n".join(lines)
