@@ -16,6 +16,7 @@ from multihop.cluster.jobs.results import fetch_results, find_job
 from multihop.cluster.jobs.submit import JobRequest, load_for_cluster, submit
 from multihop.cluster.ray.jobs import Job, UnreachableError
 from multihop.cluster.runs.code_version import CodeVersion
+from multihop.common import files
 
 _RECIPE = """
 name: a
@@ -89,3 +90,20 @@ def two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
 @pytest.mark.parametrize(("every", "seed"), every_and_seed(19))
 def test_submitting_and_fetching_that_fail_anywhere(two_users: Scenario, every: int, seed: int, table: Table) -> None:
     check_every_failure(two_users, every, table, seed=seed)
+
+
+def test_two_jobs_run_at_once_if_a_running_one_is_taken_for_an_ended_one(
+    two_users: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "has_ended", property(lambda _: True))
+    with pytest.raises(AssertionError, match="ran at once"):
+        check_every_failure(two_users, 1, table, kinds=())
+
+
+@pytest.mark.long
+def test_fetched_results_are_lost_if_nothing_is_synced(
+    two_users: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync", lambda path: None)
+    with pytest.raises(AssertionError):
+        check_every_failure(two_users, 1, table, kinds=("cut",))

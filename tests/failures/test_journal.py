@@ -95,3 +95,13 @@ def test_a_journal_whose_writers_and_readers_fail_anywhere(
     two_launches_and_a_driver: Scenario, every: int, seed: int, table: Table
 ) -> None:
     check_every_failure(two_launches_and_a_driver, every, table, seed=seed)
+
+
+@pytest.mark.long
+def test_rows_are_lost_if_a_segment_changes_after_a_lost_response(
+    two_launches_and_a_driver: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written, and maybe read: written again with later rows, a reader would not see them."""
+    monkeypatch.setattr(JournalWriter, "_unanswered", property(lambda _: None, lambda *_: None), raising=False)
+    with pytest.raises(AssertionError, match=r"kind='lost'\).*were written"):
+        check_every_failure(two_launches_and_a_driver, 1, table, kinds=("lost",))

@@ -12,6 +12,7 @@ from simulation.every_failure import Scenario, check_every_failure, every_and_se
 from simulation.world import World
 from tables_of_tests import Table
 
+from multihop.common import files
 from multihop.data_prep.config import DataConfig, Source, TokenizerConfig
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.data_prep.dataset.verify import verify_dataset
@@ -68,3 +69,12 @@ def two_data_sets(tmp_path: Path) -> Scenario:
 @pytest.mark.parametrize(("every", "seed"), every_and_seed(47))
 def test_a_preparation_that_fails_anywhere(two_data_sets: Scenario, every: int, seed: int, table: Table) -> None:
     check_every_failure(two_data_sets, every, table, seed=seed)
+
+
+@pytest.mark.long
+def test_a_data_set_is_lost_if_nothing_is_synced(
+    two_data_sets: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "sync", lambda path: None)
+    with pytest.raises(AssertionError, match=r"kind='cut'\)"):
+        check_every_failure(two_data_sets, 5, table, kinds=("cut",))

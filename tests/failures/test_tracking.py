@@ -83,3 +83,12 @@ def test_a_run_whose_requests_to_mlflow_fail_anywhere(
     two_starts: Scenario, every: int, seed: int, table: Table
 ) -> None:
     check_every_failure(two_starts, every, table, seed=seed)
+
+
+def test_a_run_is_created_twice_if_mlflow_is_not_asked_for_its_token(
+    two_starts: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the second start, even without a fault."""
+    monkeypatch.setattr(tracker, "search", lambda *_: [])
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        check_every_failure(two_starts, 1, table, kinds=())
