@@ -218,7 +218,7 @@ def seconds(row: Published, recipe: str, memory_share: float) -> tuple[float, Ra
     links = links_of(kind, row.gpus, row.nodes, row.network)
     count = math.ceil(plan.share / fit.samples)
     # Their software overlaps the exchange of gradients with the backward pass, as FSDP and DistributedDataParallel do.
-    efficiency: Efficiency = replace(efficiency_of(plan.config.engine), memory=memory_share, overlap=1.0)
+    efficiency: Efficiency = replace(efficiency_of(plan.config.engine), memory=memory_share, overlap=Efficiency().overlap)
     return step_time(fit.trace, count, fit.step_tokens / fit.batch.tokens, kind, links, efficiency)[0], plan, fit
 
 

@@ -37,7 +37,7 @@ class Efficiency:
     """Of the bandwidth of its memory."""
     link: float = 0.8
     """Of the bandwidth between GPUs and between nodes."""
-    overlap: float = 1.0
+    overlap: float = 0.91
     """Of the time of collectives, what is hidden behind computing as long as that takes."""
     launch_s: float = 5e-6
     """Seconds of the host for a kernel; a GPU that is faster waits."""
