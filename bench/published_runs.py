@@ -23,7 +23,7 @@ from multihop.common.gpus import USABLE, gpu_named
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.plan.fit import Fit, RankPlan, Vocabularies
-from multihop.pretrain.plan.step_time import Efficiency, efficiency_of, step_time
+from multihop.pretrain.plan.step_time import Efficiency, step_time
 
 SHARES = (0.7, 0.33)
 BERT = {"model": {"preset": "bert-large"}, "objective": {"name": "mlm+nsp"}, "optimizer": {"name": "lamb"}}
@@ -218,7 +218,7 @@ def seconds(row: Published, recipe: str, memory_share: float) -> tuple[float, Ra
     links = links_of(kind, row.gpus, row.nodes, row.network)
     count = math.ceil(plan.share / fit.samples)
     # Their software overlaps the exchange of gradients with the backward pass, as FSDP and DistributedDataParallel do.
-    efficiency: Efficiency = replace(efficiency_of(plan.config.engine), memory=memory_share, overlap=Efficiency().overlap)
+    efficiency = Efficiency(memory=memory_share)
     return step_time(fit.trace, count, fit.step_tokens / fit.batch.tokens, kind, links, efficiency)[0], plan, fit
 
 
