@@ -131,10 +131,7 @@ def table_of_memory(plans: list[dict[str, Any]]) -> "Table":
     chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
     names = [name for name in chosen[0]["peak_by_category"] if any(plan["peak_by_category"][name] for plan in chosen)]
     gpus, stage, checkpointing, micro_batch = _setting(chosen[0])
-    title = (
-        f"Peak memory by category, GB: {gpus} GPUs, ZeRO {stage}, "
-        f"checkpointing {checkpointing}, micro-batch {micro_batch}"
-    )
+    title = f"Peak GB: {gpus} GPUs, ZeRO {stage}, checkpointing {checkpointing}, micro-batch {micro_batch}"
     table = Table("phase", *(name.replace("_", " ") for name in names), "total", title=title, box=None)
     for plan in chosen:
         sizes = [*(plan["peak_by_category"][name] for name in names), plan["peak_bytes"]]

@@ -85,11 +85,12 @@ def test_all_stages_the_cheapest_that_fits_first(recipe: Path, precision: str, s
     assert hours == sorted(hours) and all(row["micro_batch_size"] == 8 for row in plans)
 
 
+@pytest.mark.long
 def test_stages_in_which_a_deepspeed_key_has_no_effect_are_left_out(recipe: Path) -> None:
-    keys = "engine.deepspeed={zero_optimization: {stage3_max_live_parameters: 1000}}"
+    keys = "engine.deepspeed={zero_optimization: {allgather_bucket_size: 1000000}}"
     arguments = ["--gpus", "2", "--sweep", ONE_PHASE, "engine.micro_batch_size=8", "model.layers=1", keys]
-    plans = plan(recipe, *arguments, "engine.zero_stage=3")["plans"]
-    assert {row["zero_stage"] for row in plans} == {3} and len(plans) == 3
+    plans = plan(recipe, *arguments, "engine.precision=fp32")["plans"]
+    assert {row["zero_stage"] for row in plans} == {1, 2} and len(plans) == 6
 
 
 @pytest.mark.long
@@ -166,7 +167,7 @@ def test_what_does_not_fit_says_so(recipe: Path) -> None:
     )
     assert result.exit_code == 0 and "does not fit" in result.stdout
     assert "1.4 of 1 GB with micro-batches of 1, 0.4 without" in result.stdout
-    assert "Peak memory by category, GB: 4 GPUs, ZeRO 1, checkpointing none, micro-batch 1" in result.stdout
+    assert "Peak GB: 4 GPUs, ZeRO 1, checkpointing none, micro-batch 1" in result.stdout
     header, row = result.stdout.splitlines()[-4:-2]
     assert header.split()[0] == "phase" and "parameters" in header and "optimizer states" in header
     *parts, total = map(float, row.split()[1:])

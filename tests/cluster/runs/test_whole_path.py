@@ -152,7 +152,8 @@ def test_an_audit_of_its_last_checkpoint_is_recorded(workplace: Path, whole: Pat
     assert "steps 71 to 80 equal" in (whole / "report.md").read_text()
     state = json.loads((whole / "tracking.json").read_text())
     tags = connect(store_uri(whole.parent)).get_run(state["run_id"]).data.tags
-    assert json.loads(tags["multihop.audits"]) == [{"first": 70, "last": 80, "is_equal": True, "conditions": []}]
+    (tagged,) = json.loads(tags["multihop.audits"])
+    assert tagged == {"first": 70, "last": 80, "is_equal": True, "conditions": [], "first_different_step": None}
     refused = multihop(workplace, "checkpoints", "audit", "whole", "--to", "15", code=2)
     assert "has no good checkpoint of step 15; it has: 70, 80" in refused
 
