@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _QUERY_S = 20.0
 _PCIE_5 = 64e9
+"""Bytes that 16 lanes of PCIe 5.0 send in a second."""
 USABLE = 0.9
 """Share of a GPU's memory that is planned for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 

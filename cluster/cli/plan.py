@@ -289,7 +289,8 @@ def _engine_settings(recipe: "Recipe", sweep: bool) -> list[dict[str, Any]]:
 
 
 def _allows_stage(recipe: "Recipe", zero_stage: int) -> bool:
-    """Whether the recipe's DeepSpeed keys have an effect in this ZeRO stage; that of the recipe allows them."""
+    """Whether the recipe's DeepSpeed keys may be set in this ZeRO stage; the recipe's own stage is tried in any case,
+    so that a mistake in them is reported."""
     from multihop.pretrain.engine.deepspeed_config import fill_deepspeed_config
 
     changed = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"zero_stage": zero_stage})})

@@ -152,8 +152,8 @@ class _Audits(threading.Thread):
         elif row is None:
             self._give_up(due, f"see {log}")
         elif row["is_equal"]:
-            passing = row["states"]["first_different"]
-            found = "" if passing is None else f"; the state of step {passing:,} differs: see {log}"
+            step = row["states"]["first_different"]
+            found = "" if step is None else f"; the state of step {step:,} differs: see {log}"
             self._print(f"audit     {steps}: equal, bit for bit{found}")
         elif row["conditions"]:
             self._print(f"audit     {steps} differ, as expected: {'; '.join(row['conditions'])}")

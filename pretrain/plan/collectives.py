@@ -1,8 +1,8 @@
 """The time of a collective as NCCL estimates it to choose an algorithm and a protocol: the latency of each hop of a
 ring or a tree, and the bytes that are sent.
 
-Latencies and shares of the bandwidth are those of `ncclTopoTuneModel` (https://github.com/NVIDIA/nccl,
-src/graph/tuning.cc, at b6475625), without its limits by channel, SHARP and NVLink SHARP.
+Latencies are those of `ncclTopoTuneModel` (https://github.com/NVIDIA/nccl, src/graph/tuning.cc, at b6475625), and
+shares of the bandwidth about its own, without its limits by channel, SHARP and NVLink SHARP.
 """
 
 import math

@@ -25,6 +25,7 @@ from multihop.pretrain.engine.replicas import (
     check_installed,
     check_replicas,
     installed_versions,
+    state_checksums,
 )
 from multihop.pretrain.environment import LAST_STEP
 from multihop.pretrain.models.build import build_model, build_model_on_meta, make_param_init
@@ -279,6 +280,19 @@ def weights_at_start(ranks: Ranks, run_dir: Path) -> tuple[dict[str, np.ndarray]
     started.engine.destroy()
     weights = {name: tensor.numpy().copy() for name, tensor in tensors.items() if name.startswith("weight/")}
     return {name[len("weight/") : -len("@0")]: array for name, array in weights.items()}, started.parent
+
+
+def checksums_of_initial_state(ranks: Ranks, settings: dict[str, Any]) -> str:
+    """Return the checksums of a state that the ranks divide as the settings say; moments are not zero."""
+    config = TrainingConfig.model_validate(settings)
+    model = build_model_on_meta(config.model, VOCABULARY)
+    engine = Engine(config, model, ranks, 1, make_param_init(model, config.seed))
+    state = engine.state()[0]
+    for name, tensor in state.items():
+        start = int(name.rpartition("@")[2])
+        if not name.startswith("weight/"):
+            tensor.copy_(torch.arange(start, start + tensor.numel()))
+    return state_checksums(ranks, engine.state_names, state)
 
 
 def message_of_check(ranks: Ranks, settings: dict[str, Any], fault: str) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_jobs import message_of_check, message_of_installed
+from rank_jobs import checksums_of_initial_state, message_of_check, message_of_installed
 from rank_pool import RankPool
 
 from multihop.pretrain.engine.replicas import checksum
@@ -113,6 +113,17 @@ def test_other_hyperparameters_or_counters_of_one_rank_are_found(pool: Pool, fau
 def test_ranks_that_agree_raise_no_alarm(pool: Pool, stage: int) -> None:
     for each in (settings(stage), settings(stage, "bf16" if stage else "fp32", persistent=False)):
         assert pool(3).run(message_of_check, each, "none") == [None] * 3
+
+
+@pytest.mark.ranks
+def test_checksums_of_the_state_do_not_depend_on_how_ranks_divide_it(pool: Pool) -> None:
+    found = {
+        sums
+        for ranks, stage in ((1, 1), (2, 0), (3, 1), (3, 2), (3, 3))
+        for sums in pool(ranks).run(checksums_of_initial_state, settings(stage, persistent=False))
+    }
+    (sums,) = found
+    assert pool(1).run(checksums_of_initial_state, {**settings(1), "seed": 6}) != [sums]
 
 
 @pytest.mark.ranks
