@@ -26,9 +26,9 @@ from multihop.common.files import canonical_json
 from multihop.pretrain.engine.ranks import Ranks
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "pyarrow", "triton")
-_CHUNK = 2**22
-"""Elements of which the checksum is computed at once: it takes 24 bytes for each."""
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD_BYTES = 8
+_ROW = 1024
+"""Integers in a row of the grid whose sums by row and by column give a checksum."""
 CHECKSUM_DIGITS = 8
 _SHOWN = 3
 """Most differences that a message names."""
@@ -39,19 +39,32 @@ class InconsistentStateError(RuntimeError):
     at once."""
 
 
-def checksum(tensor: Tensor) -> Tensor:
-    """Fletcher's checksum (1982) of a tensor's elements as integers, modulo 2^64: int64 (2,), on its device.
+def fletcher(integers: Tensor) -> Tensor:
+    """Fletcher's checksum (1982) of integers (n,), modulo 2^64: int64 (2,), on their device.
 
-    The sum of the elements, which any single flipped bit changes; and the sum of each times its position, which changes
-    as well if two changes cancel in the first, or two elements are exchanged.
+    Their sum, which any single flipped bit changes; and the sum of each times its position from 1, which changes as
+    well if two changes cancel in the first, or two integers are exchanged.
     """
-    bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
-    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    for number, part in enumerate(bits.split(_CHUNK)):
-        elements, first = part.long(), number * _CHUNK + 1
-        sums[0] += elements.sum()
-        sums[1] += (elements * torch.arange(first, first + len(elements), device=tensor.device)).sum()
-    return sums
+    whole, device = len(integers) // _ROW * _ROW, integers.device
+    grid, rest = integers[:whole].view(-1, _ROW), integers[whole:].long()
+    # The integer in row r and column c has the position r * _ROW + c + 1.
+    rows, columns = (grid.sum(dim, dtype=torch.int64) for dim in (1, 0))
+    weighted = _ROW * (rows * torch.arange(len(rows), device=device)).sum()
+    weighted += (columns * torch.arange(1, _ROW + 1, device=device)).sum()
+    weighted += (rest * torch.arange(whole + 1, len(integers) + 1, device=device)).sum()
+    return torch.stack([rows.sum() + rest.sum(), weighted])
+
+
+def words(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor's elements, and zeros up to a whole word: int64 (n,). A view where that is possible."""
+    if not tensor.numel():
+        return torch.zeros(0, dtype=torch.int64, device=tensor.device)
+    content = tensor.detach().reshape(-1).view(torch.uint8)
+    if len(content) % _WORD_BYTES or content.storage_offset() % _WORD_BYTES:
+        padded = content.new_zeros(len(content) + -len(content) % _WORD_BYTES)
+        padded[: len(content)] = content
+        content = padded
+    return content.view(torch.int64)
 
 
 def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], facts: Mapping[str, Any], step: int) -> None:
@@ -68,7 +81,7 @@ def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], facts: M
     names, sums = [], []
     for name, tensor in tensors:
         names.append(name)
-        sums.append(checksum(tensor).to(ranks.device))
+        sums.append(fletcher(words(tensor)).to(ranks.device))
     table = torch.stack(sums).cpu() if sums else torch.zeros(0, 2, dtype=torch.int64)
     content = canonical_json([names, dict(facts)])
     digest = hashlib.sha256(table.numpy().tobytes() + content).digest()
@@ -97,7 +110,7 @@ def state_checksums(ranks: Ranks, names: Sequence[str], slices: Mapping[str, Ten
     rows = {name: number for number, name in enumerate(names)}
     if slices:
         for key, (total, weighted) in zip(
-            slices, torch.stack([checksum(each) for each in slices.values()]).cpu(), strict=True
+            slices, torch.stack([fletcher(each.view(torch.int32)) for each in slices.values()]).cpu(), strict=True
         ):
             name, _, start = key.rpartition("@")
             table[rows[name]] += torch.stack([total, weighted + int(start) * total])

@@ -314,11 +314,13 @@ def message_of_check(ranks: Ranks, settings: dict[str, Any], fault: str) -> str 
             engine._optimizer.param_groups[0]["betas"] = (0.9, 0.98)
         elif fault == "step":
             step = 2
+        elif fault == "loss_scale":
+            engine._scaler.cur_scale = 2.0
         else:
             assert fault == "none"
     else:
         list(engine.replicated_tensors())  # in stage 3 it may be collective
-    facts = {"step": step, "changed hyperparameters": engine.changed_hyperparameters()}
+    facts = {"step": step, **engine.metrics(), "changed hyperparameters": engine.changed_hyperparameters()}
     try:
         check_replicas(ranks, engine.replicated_tensors(), facts, 1)
     except InconsistentStateError as error:
@@ -341,6 +343,17 @@ def message_of_installed(ranks: Ranks, other: bool) -> str | None:
     finally:
         installed["torch"] = before
     return None
+
+
+def message_of_own_folders(ranks: Ranks, run_dirs: list[Path]) -> str:
+    """Run as a worker, each rank in a folder of its own; returns the message of this rank's failure."""
+    folder = run_dirs[ranks.rank]
+    build_indexes(folder / "index", open_dataset(folder / "data"), read_config(folder))
+    try:
+        run_worker(ranks, folder)
+    except InconsistentStateError as error:
+        return str(error)
+    return ""
 
 
 def run_worker_with_fault(ranks: Ranks, run_dir: Path, step: int, fault: str) -> str:

@@ -161,7 +161,7 @@ def test_a_run_is_submitted_stopped_resumed_and_fetched(address: str, texts: Pat
     workplace = make_workplace(tmp_path, texts, "short", 300)
     runs, there = tmp_path / "runs", ("--address", address)
     submit = ["submit", "recipe.yaml", "--runs", str(runs), "--stage", "train", *there, "cluster.workers=1"]
-    submit.append("cluster.env=[STORE_SECRET]")
+    submit += ["cluster.env=[STORE_SECRET]", "checkpoint.save_interval=100"]
     command = begin(workplace, *submit)
     wait_for(lambda: (runs / "short" / "metrics.jsonl").exists() and len(losses(runs / "short")) > 15)
     assert "short was stopped; submit it again" in multihop(workplace, "stop", "short", *there).stdout

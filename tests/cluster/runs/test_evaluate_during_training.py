@@ -76,7 +76,8 @@ def check_finished(workplace: Path, steps: set[int]) -> None:
 
 
 def test_it_waits_for_checkpoints_and_ends_with_the_training(workplace: Path) -> None:
-    beside = workplace / "beside"
+    beside, recipe = workplace / "beside", workplace / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("save_interval: 10", "save_interval: 40"))
     follower = begin(beside, *FOLLOW)
     wait_for_text("runs/run does not exist yet", beside, follower)
     multihop(workplace, "train", "recipe.yaml")

@@ -1,5 +1,6 @@
 """The comparison of what is equal on all ranks."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from rank_jobs import checksums_of_initial_state, message_of_check, message_of_installed
 from rank_pool import RankPool
 
-from multihop.pretrain.engine.replicas import checksum
+from multihop.pretrain.engine.replicas import fletcher, words
 
 Pool = Callable[[int], RankPool]
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+INTEGERS = st.sampled_from([torch.uint8, torch.int16, torch.int32, torch.int64])
 
 
 def settings(stage: int, precision: str = "fp32", persistent: bool = True) -> dict[str, Any]:
@@ -34,22 +36,24 @@ def settings(stage: int, precision: str = "fp32", persistent: bool = True) -> di
     }  # fmt: skip
 
 
-def reference(tensor: torch.Tensor) -> list[int]:
-    kind = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[tensor.element_size()]
-    as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    elements = [int(each) for each in tensor.contiguous().view(-1).view(as_integers).numpy().astype(kind)]
-    sums = [sum(elements), sum(number * each for number, each in enumerate(elements, start=1))]
-    return [(each + 2**63) % 2**64 - 2**63 for each in sums]
+@given(st.integers(0, 2**32 - 1), st.integers(0, 3000), INTEGERS)
+def test_the_checksum_is_fletchers(seed: int, size: int, dtype: torch.dtype) -> None:
+    integers = torch.from_numpy(np.random.default_rng(seed).integers(-(2**63), 2**63, size)).to(dtype)
+    sums = [sum(integers.tolist()), sum(number * each for number, each in enumerate(integers.tolist(), start=1))]
+    assert fletcher(integers).tolist() == [(each + 2**63) % 2**64 - 2**63 for each in sums]
 
 
-@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 5), max_size=3), DTYPES)
-def test_the_checksum_is_fletchers(seed: int, shape: list[int], dtype: torch.dtype) -> None:
-    numbers = np.random.default_rng(seed).integers(-(2**62), 2**62, shape)
-    tensor = torch.from_numpy(np.asarray(numbers)).to(dtype)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 5), max_size=3), DTYPES, st.integers(0, 9))
+def test_the_words_of_a_tensor_are_its_bytes(seed: int, shape: list[int], dtype: torch.dtype, start: int) -> None:
+    rng = np.random.default_rng(seed)
+    storage = torch.from_numpy(rng.integers(-(2**62), 2**62, start + math.prod(shape))).to(dtype)
+    tensor = storage[start:].view(shape)
     before = tensor.clone()
-    assert checksum(tensor).tolist() == reference(tensor) and torch.equal(tensor, before)
-    if tensor.dim() > 1:
-        assert checksum(tensor.mT).tolist() == reference(tensor.mT)
+    for each in (tensor, tensor.mT) if tensor.dim() > 1 else (tensor,):
+        content = each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if each.numel() else b""
+        found = words(each).numpy().tobytes()
+        assert found == content + bytes(-len(content) % 8)
+    assert torch.equal(tensor, before)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 99), st.integers(0, 31), st.integers(0, 99), st.integers(0, 31))
@@ -57,28 +61,30 @@ def test_one_or_two_flipped_bits_and_two_exchanged_elements_change_it(
     seed: int, at: int, bit: int, other: int, other_bit: int
 ) -> None:
     integers = torch.from_numpy(np.random.default_rng(seed).integers(-(2**31), 2**31, 100, np.int32))
-    before = checksum(integers.view(torch.float32)).tolist()
 
     def flipped(*places: tuple[int, int]) -> torch.Tensor:
         changed = integers.numpy().copy()
         for place, which in places:
             changed[place] ^= np.array(1 << which, np.uint32).astype(np.int32)
-        return torch.from_numpy(changed).view(torch.float32)
+        return torch.from_numpy(changed)
 
-    assert checksum(flipped((at, bit))).tolist() != before
-    if (at, bit) != (other, other_bit):
-        assert checksum(flipped((at, bit), (other, other_bit))).tolist() != before
     exchanged = integers.clone()
     exchanged[[at, other]] = exchanged[[other, at]]
-    assert (checksum(exchanged).tolist() == before) == torch.equal(exchanged, integers)
+    checksums: list[Callable[[torch.Tensor], torch.Tensor]] = [fletcher, lambda tensor: fletcher(words(tensor))]
+    for checksum in checksums:
+        before = checksum(integers).tolist()
+        assert checksum(flipped((at, bit))).tolist() != before
+        if (at, bit) != (other, other_bit):
+            assert checksum(flipped((at, bit), (other, other_bit))).tolist() != before
+        assert (checksum(exchanged).tolist() == before) == torch.equal(exchanged, integers)
 
 
-def test_long_tensors_are_summed_in_parts() -> None:
+def test_long_tensors() -> None:
     long = torch.arange(2**22 + 3, dtype=torch.int32)
     size = len(long)
     # The sum of the numbers below size, and that of number * (number + 1), modulo 2^64.
     second = (size - 1) * size * (size + 1) // 3
-    assert checksum(long).tolist() == [size * (size - 1) // 2, (second + 2**63) % 2**64 - 2**63]
+    assert fletcher(long).tolist() == [size * (size - 1) // 2, (second + 2**63) % 2**64 - 2**63]
 
 
 @pytest.mark.ranks
@@ -101,10 +107,17 @@ def test_a_flipped_bit_of_one_rank_is_found_and_named(pool: Pool, stage: int, pr
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("fault", "named"), [("betas", "(0.9, 0.98) for (0.9, 0.999)"), ("step", "step 2, the others")]
+    ("precision", "fault", "named"),
+    [
+        ("fp32", "betas", "(0.9, 0.98) for (0.9, 0.999)"),
+        ("fp32", "step", "step 2, the others 1"),
+        ("fp16", "loss_scale", "has loss_scale 2.0, the others 65536.0"),
+    ],
 )
-def test_other_hyperparameters_or_counters_of_one_rank_are_found(pool: Pool, fault: str, named: str) -> None:
-    messages = pool(3).run(message_of_check, settings(1), fault)
+def test_other_hyperparameters_or_counters_of_one_rank_are_found(
+    pool: Pool, precision: str, fault: str, named: str
+) -> None:
+    messages = pool(3).run(message_of_check, settings(1, precision), fault)
     assert len(set(messages)) == 1 and "rank 1 (" in messages[0] and named in messages[0]
 
 
