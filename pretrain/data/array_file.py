@@ -49,7 +49,7 @@ def open_array(path: Path, dtype: type[np.generic], what: str) -> NDArray[Any]:
     """
     try:
         open_regular(path).close()
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # refuses pickles and archives
         if array.dtype != dtype:
             raise UserError(f"it holds {array.dtype}")
     except (OSError, ValueError, EOFError, OverflowError) as error:
