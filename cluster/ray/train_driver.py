@@ -161,30 +161,30 @@ class _Training:
     def supervise(self, group: "_WorkerGroup", watch: Watch, capacity: Capacity) -> None:
         """Poll until the ranks have ended: pass on rows, and request restarts for lost, leaving and new nodes."""
         has_begun, has_standbys, lost_at = False, False, math.inf
-        printed_at = self._times["requested"]
-        while group.is_alive() and time.time() - lost_at < _LAST_WORDS_S:
+        printed_at = started_at = time.monotonic()
+        while group.is_alive() and time.monotonic() - lost_at < _LAST_WORDS_S:
             group.join(_POLL_S)
             if self._mailbox:
                 self._mailbox.poll()
             unresponsive, leaving = watch.unresponsive(), draining_nodes()
             room = capacity.room(unresponsive | leaving)
             if unresponsive and self._end_lost_ranks(group, unresponsive):
-                lost_at = time.time()
+                lost_at = time.monotonic()
             is_ending = self.stop_file.exists() or self._restart_file.exists()
             if leaving and not is_ending and leaving & ranks_by_node().keys():
                 self._request_restart("a node is about to be removed: the ranks save and restart without it")
             has_begun |= self._pass_on_rows()
             if not has_begun and self.stop_file.exists() and not ranks_have_processes():
                 break
-            if not has_begun and time.time() - printed_at >= SLOW_S:
-                printed_at = time.time()
-                self._print_slow_start(group.ranks, printed_at - self._times["requested"])
+            if not has_begun and time.monotonic() - printed_at >= SLOW_S:
+                printed_at = time.monotonic()
+                self._print_slow_start(group.ranks, printed_at - started_at)
             if not has_standbys and self._scale_up.remaining_s() > _STANDBYS_FROM_S:
                 self._standbys.start_on(ranks_by_node().keys() - unresponsive)
                 has_standbys = True
             if capacity.kind != group.kind and room and not is_ending:
                 self._request_restart(f"nodes with {capacity.kind}s have joined: the ranks restart on them")
-            elif self._scale_up.is_worth_restart(group.ranks, room, time.time()) and not is_ending:
+            elif self._scale_up.is_worth_restart(group.ranks, room, time.monotonic()) and not is_ending:
                 self._request_restart(f"the cluster has room for {room} ranks instead of {group.ranks}: they restart")
         if group.is_alive():
             abandon_ranks()

@@ -286,10 +286,11 @@ class Tracker:
         return run_id
 
     def _find(self, client: "MlflowClient") -> "Run | None":
-        """Return the run with the token. A request that timed out may have created a second one after all: it is
-        deleted."""
+        """Return the run with the token. A request that timed out may have created a second one after all, which has an
+        earlier date than the one that was logged to: it is deleted."""
         runs = sorted(
-            search(client, self._experiment_id, TOKEN_TAG, self._state["token"]), key=lambda run: run.info.start_time
+            search(client, self._experiment_id, TOKEN_TAG, self._state["token"]),
+            key=lambda run: (run.info.run_id != self._state["run_id"], run.info.start_time),
         )
         for other in runs[1:]:
             client.delete_run(other.info.run_id)

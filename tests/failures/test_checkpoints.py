@@ -15,6 +15,7 @@ from tables_of_tests import Table
 from multihop.common import storage
 from multihop.common.disk import Disk
 from multihop.common.storage import open_folder
+from multihop.pretrain.checkpoint import retention, writer
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.retention import sweep
 from multihop.pretrain.checkpoint.verify import list_steps, load_weights, newest_good
@@ -116,6 +117,35 @@ def test_a_manifest_outlives_its_files_if_its_removal_is_not_synced(
     monkeypatch.setattr(Disk, "sync", lambda disk, folder: None)
     with pytest.raises(AssertionError, match=r"kind='torn'\).*safetensors is missing"):
         check_every_failure(three_launches, 1, table, kinds=("torn",))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("three_launches", ["disk"], indirect=True)
+def test_the_newest_checkpoint_is_lost_if_the_oldest_are_kept(
+    three_launches: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even without a fault."""
+    monkeypatch.setattr(retention, "reversed", list, raising=False)
+    with pytest.raises(AssertionError, match=r"step 2 is the newest, 3 was acknowledged"):
+        check_every_failure(three_launches, 1, table, kinds=())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("three_launches", ["disk"], indirect=True)
+def test_a_manifest_outlives_its_files_if_they_are_removed_first(
+    three_launches: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files_first(checkpoints: str, keep: int, *_: object) -> list[str]:
+        folders = [open_folder(folder_of_step(checkpoints, step)) for step in sorted(list_steps(checkpoints))]
+        for folder in [folder for folder in folders if MANIFEST in folder.names()][:-keep]:
+            for name in sorted(folder.names(), key=lambda name: name == MANIFEST):
+                folder.remove(name)
+            folder.remove_if_empty()
+        return []
+
+    monkeypatch.setattr(writer, "remove_old", files_first)
+    with pytest.raises(AssertionError, match=r"kind='kill'\).*safetensors is missing"):
+        check_every_failure(three_launches, 1, table, kinds=("kill",))
 
 
 @pytest.mark.parametrize("three_launches", ["disk"], indirect=True)

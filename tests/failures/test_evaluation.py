@@ -1,9 +1,10 @@
-"""An evaluation on a disk: a driver, and a process for each trial. Trials run one after another; on a cluster Ray ends
-those that are left when their driver dies."""
+"""An evaluation on a disk: a driver, and a process for each trial. As with Ray on two CPUs, two trials run at once, and
+those that are left when their driver dies end after it."""
 
 import hashlib
 import itertools
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from simulation.disk import SimulatedDisk
 from simulation.every_failure import Scenario, check_every_failure, every_and_seed
-from simulation.world import Killed, World
+from simulation.world import Killed, Process, World
 from tables_of_tests import Table
 
 from multihop.cluster.ray import WorkerDiedError
@@ -30,10 +31,12 @@ from multihop.eval.trials.plan_file import RESULTS, read_results
 from multihop.eval.trials.trial import Trial
 from multihop.pretrain.models.families import parse_model_config
 
+_CPUS = 2
+
 
 def simulated_map(world: World) -> Callable[..., Iterator[Any]]:
     """Return a replacement for `map_on_ray`: a simulated process for each item, tried again as Ray does if it is
-    killed."""
+    killed, and ended if its driver fails."""
 
     def mapped(
         function: Callable[[Any], Any],
@@ -42,18 +45,37 @@ def simulated_map(world: World) -> Callable[..., Iterator[Any]]:
         resources: object,
         on_death: Callable[[Any, WorkerDiedError], Any],
     ) -> Iterator[Any]:
-        for item in items:
-            for _ in range(RETRIES + 1):
-                number = sum(process.name.startswith("worker") for process in world.processes)
-                worker = world.start(f"worker {number}", lambda item=item: function(item))
-                while not worker.is_dead:
-                    clock.sleep(1.0)
-                if worker.error is None:
-                    yield worker.result
-                    break
-                assert isinstance(worker.error, Killed), worker.error
-            else:
-                yield on_death(item, WorkerDiedError(what(item)))
+        driver = world.process()
+        assert driver is not None
+        left = deque((item, 1) for item in items)
+        running: dict[str, tuple[Process, Any, int]] = {}
+        try:
+            while left or running:
+                while left and len(running) < _CPUS:
+                    item, attempt = left.popleft()
+                    number = sum(process.name.startswith("worker") for process in world.processes)
+
+                    def work(item: Any = item, seconds: float = 2.5 * (number % 4 == 1)) -> Any:
+                        clock.sleep(seconds)  # of some workers, so that others end meanwhile
+                        return function(item)
+
+                    worker = world.start(f"worker {number}", work, driver)
+                    running[worker.name] = worker, item, attempt
+                clock.sleep(1.0)
+                for name in [name for name, (worker, _, _) in running.items() if worker.is_dead]:
+                    worker, item, attempt = running.pop(name)
+                    if worker.error is None:
+                        yield worker.result
+                        continue
+                    assert isinstance(worker.error, Killed), worker.error
+                    if attempt <= RETRIES:
+                        left.append((item, attempt + 1))
+                    else:
+                        yield on_death(item, WorkerDiedError(what(item)))
+        finally:
+            if not driver.is_dead:
+                for worker, _, _ in running.values():
+                    worker.is_dead = True
 
     return mapped
 
@@ -138,6 +160,15 @@ def evaluated(bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("every", "seed"), every_and_seed(47))
 def test_an_evaluation_that_fails_anywhere(evaluated: Scenario, every: int, seed: int, table: Table) -> None:
     check_every_failure(evaluated, every, table, seed=seed)
+
+
+@pytest.mark.long
+def test_trials_without_a_driver_leave_temporaries_if_the_next_one_does_not_remove_them(
+    evaluated: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_trials, "remove_temporaries", lambda folder: None)
+    with pytest.raises(AssertionError, match=r"kind='orphan'\) at 'unlink eval/weights/"):
+        check_every_failure(evaluated, 1, table, kinds=("orphan",))
 
 
 def test_predictions_are_lost_if_their_folder_is_not_synced(

@@ -91,7 +91,7 @@ def three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
         # The second begins when the first has ended or stands still, so that both do not compute at once: that made
         # the order of their operations depend on the machine's load.
         first = world.start("first", node)
-        world.run(until=lambda: first.is_dead or first.suspended_until > world.time)
+        world.run(until=lambda: first.is_dead or world.stands_still(first))
         _check_folders(bucket)
         for name in ("second", "third"):
             process = world.start(name, node)

@@ -89,6 +89,32 @@ def test_results_are_lost_if_the_lease_is_not_renewed_after_an_upload(
         check_every_failure(two_drivers, 1, table, kinds=("suspend", "freeze"))
 
 
+@pytest.mark.long
+def test_results_are_lost_if_a_heartbeat_does_not_notice_a_new_holder(
+    two_drivers: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder whose listing takes 90 s writes no heartbeat meanwhile, and its main thread goes on."""
+
+    def renew_blindly(lease: Lease) -> None:
+        with lease._lock:
+            lease._folder.write_atomically(f"{lease._number:08d}.heartbeat", f"{lease._count}".encode())
+            lease._folder.names()
+            lease._count, lease._renewed_at = lease._count + 1, clock.boottime()
+
+    monkeypatch.setattr(Lease, "renew", renew_blindly)
+    with pytest.raises(AssertionError, match=r"kind='slow'\).*rows .* were lost"):
+        check_every_failure(two_drivers, 1, table, kinds=("slow",))
+
+
+@pytest.mark.long
+def test_a_living_driver_loses_its_run_if_its_waiter_measures_time_by_the_wall_clock(
+    two_drivers: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "_monotonic", World._wall)
+    with pytest.raises(AssertionError, match=r"kind='jump'\).*ended by Killed"):
+        check_every_failure(two_drivers, 3, table, kinds=("jump",))
+
+
 def test_results_are_lost_if_files_are_replaced_whatever_their_version(
     two_drivers: Scenario, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

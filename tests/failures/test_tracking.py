@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from multihop.common.json_lines import read_rows
 
 
 class _Client:
-    """MLflow's client, each request of which is an operation of the world."""
+    """MLflow's client, each request of which is an operation of the world. It dates a run before it sends the request
+    to create it."""
 
     def __init__(self, world: World, client: Any) -> None:
         self._world, self._client = world, client
@@ -27,7 +29,13 @@ class _Client:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
         what = "query" if name.startswith(("search", "get")) else "change"
-        return lambda *args, **kwargs: self._world.operate(f"{what} {name}", lambda: method(*args, **kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "create_run":
+                kwargs = {"start_time": round(1000 * time.time()), **kwargs}
+            return self._world.operate(f"{what} {name}", lambda: method(*args, **kwargs))
+
+        return call
 
 
 @pytest.fixture

@@ -27,11 +27,35 @@ from unittest import mock
 from multihop.common import clock
 
 T = TypeVar("T")
-FaultKind = Literal["error", "lost", "late", "repeated", "stale", "kill", "suspend", "freeze", "outage", "cut", "torn"]
+FaultKind = Literal[
+    "error",
+    "lost",
+    "late",
+    "repeated",
+    "stale",
+    "slow",
+    "outage",
+    "suspend",
+    "freeze",
+    "jump",
+    "kill",
+    "orphan",
+    "cut",
+    "torn",
+]
 SUSPENDED_S = 90.0
-"""Seconds of a suspension and of an outage: more than the life of a lease."""
+"""Seconds of a suspension, of an outage, and of a slow operation of a disk: more than the life of a lease."""
+ANSWER_S = 55.0
+"""Seconds after which a slow request is answered: boto3, Ray's client and MLflow's thread wait for 60 s."""
 LATE_S = 100.0
 """Seconds after which a request that timed out arrives nevertheless."""
+_ENDS_WITH_PARENT = 0.5
+"""Probability that a process whose parent has died ends at its next operation."""
+_DAY_S = 86_400.0
+_EPOCH_S = 1_800_000_000.0
+_ANSWERED = ("put", "create", "replace", "remove", "copy", "ask", "tell", "query", "change")
+_ASKED_AGAIN = ("list", "head", "get")
+"""Requests of pyarrow: it repeats one that is not answered within 3 s, with waits of 100 s in all."""
 _STUCK_S = 60.0
 _LOOK_S = 0.0005
 _MOMENT_S = 0.25
@@ -49,10 +73,15 @@ class Fault(NamedTuple):
     late      it fails, and has its effect 100 s later
     repeated  its response is lost, and the library sends the request again
     stale     a listing is the one before the newest change
-    kill      the process is killed before it
+    slow      it has its effect, and its response comes 55 s later (of a disk 90 s); other threads of the process go on.
+              What the library asks again meanwhile, it is told after 90 s
+    outage    this one and all of the process's operations fail for 90 s
     suspend   the process stands still for 90 s before it, as on a laptop that sleeps
     freeze    the same, and its clocks stand still too, as in a virtual machine that is moved
-    outage    this one and all of the process's operations fail for 90 s
+    jump      the wall clock of its process jumps a day ahead before it, and two days back before the next one
+    kill      the process is killed before it
+    orphan    the process that started this one is killed before it; all that it started end at one of their next
+              operations
     cut       power is cut before it: all processes end, and of the disk only what was synced is certain to be left
     torn      the same, and of what was not synced any part is left
     """
@@ -68,6 +97,8 @@ class Process:
     """A simulated process."""
 
     name: str
+    parent: "Process | None" = None
+    """The process without which this one ends, at one of its operations; None: it does not."""
     operations: list[str] = field(default_factory=list)
     """What it did: one entry an operation."""
     result: Any = None
@@ -75,6 +106,7 @@ class Process:
     """What ended it, if not the end of its function."""
     is_dead: bool = False
     suspended_until: float = 0.0
+    slow_until: float = 0.0
     slept_s: float = 0.0
     """Seconds for which it was suspended."""
     frozen_s: float = 0.0
@@ -129,6 +161,8 @@ class World:
             ("wait", self._wait),
         ):
             self._context.enter_context(mock.patch.object(clock, name, replacement))
+        self._context.enter_context(mock.patch.object(time, "time", self._wall))
+        self._context.enter_context(mock.patch.object(time, "time_ns", lambda: round(self._wall() * 1e9)))
         self._context.enter_context(self._followed_threads())
         return self
 
@@ -146,9 +180,13 @@ class World:
         turns = self._turns.get(threading.current_thread())
         return turns.process if turns else None
 
-    def start(self, name: str, function: Callable[[], Any]) -> Process:
+    def stands_still(self, process: Process) -> bool:
+        """Whether a process is suspended, or one of its threads waits for a slow operation."""
+        return max(process.suspended_until, process.slow_until) > self.time
+
+    def start(self, name: str, function: Callable[[], Any], parent: Process | None = None) -> Process:
         """Start a process."""
-        process = Process(name)
+        process = Process(name, parent)
         self.processes.append(process)
 
         def main() -> None:
@@ -218,6 +256,8 @@ class World:
             return effect()
         self._park(turns, self.time)
         process = turns.process
+        if process.parent is not None and process.parent.is_dead and self._random.random() < _ENDS_WITH_PARENT:
+            self.kill()
         process.operations.append(what)
         self.history.append((self.time, process.name, what))
         fault = self.fault
@@ -240,6 +280,10 @@ class World:
                 return effect()
             case "kill":
                 self.kill()
+            case "orphan":
+                assert process.parent is not None
+                process.parent.is_dead = True
+                return effect()
             case "cut" | "torn":
                 for other in self.processes:
                     other.is_dead = True
@@ -251,10 +295,19 @@ class World:
                 process.frozen_s += SUSPENDED_S if fault.kind == "freeze" else 0.0
                 self._park(turns, self.time)
                 return effect()
+            case "slow":
+                word = what.split()[0]
+                process.slow_until = self.time + (ANSWER_S if word in _ANSWERED else SUSPENDED_S)
+                if word in _ASKED_AGAIN:
+                    self._park(turns, process.slow_until)
+                    return effect()
+                result = effect()
+                self._park(turns, process.slow_until)
+                return result
             case "outage":
                 process.outage_until = self.time + SUSPENDED_S
                 raise OSError(errno.EIO, f"{what}: no answer")
-            case "stale":
+            case "stale" | "jump":
                 return effect()
         raise AssertionError(fault.kind)
 
@@ -289,6 +342,16 @@ class World:
     def _boottime(self) -> float:
         process = self.process()
         return self.time - (process.frozen_s if process else 0.0)
+
+    def _wall(self) -> float:
+        process = self.process()
+        if process is None:
+            return _TIME()
+        jumped, fault = 0.0, self.fault
+        if fault is not None and fault.kind == "jump" and fault.process == process.name:
+            done = len(process.operations)
+            jumped = 0.0 if done < fault.number else _DAY_S if done == fault.number else -_DAY_S
+        return _EPOCH_S + self.time + jumped
 
     def _is_ready(self, turns: _Turns) -> bool:
         process = turns.process
@@ -371,7 +434,7 @@ class World:
         )
 
 
-_START = threading.Thread.start
+_START, _TIME = threading.Thread.start, time.time
 _WAITING = {module.__file__ for module in (threading, queue, futures._base, futures.thread)}
 
 
