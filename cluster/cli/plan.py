@@ -16,6 +16,8 @@ from multihop.cluster.cli.plan_report import (
     cheapest_first,
     draw,
     failures_line,
+    hours_of,
+    outside_line,
     table_of,
     table_of_memory,
     table_of_probe,
@@ -133,12 +135,12 @@ def plan(
         total = sum(1 + len(each["micro_batch_divisors"]) for each in settings) * len(loaded.phases)
         plans = []
         with progress_line("plan") as progress:
-            for each in plans_of(loaded, kind, settings, prepared):
+            for each in plans_of(loaded, kind, settings, prepared, store * GB):
                 plans.append(each)
                 if sweep:
                     progress.update(len(plans), total)
     for each in plans:
-        each["hours"] = None if each["phase_s"] is None else each["phase_s"] / 3600
+        each["hours"] = hours_of(each)
         each["cost"] = None if price is None or each["hours"] is None else each["hours"] * each["gpus"] * price
     plans = cheapest_first(plans)
     cheapest = plans[0]["gpus"]
@@ -155,9 +157,9 @@ def plan(
     out = Console(width=None if sys.stdout.isatty() else 1000)
     out.print(table_of(plans, f"{loaded.name} on {kind.name}", USABLE * kind.memory))
     out.print(table_of_memory(plans))
-    line = None if failing is None else failures_line(failing, cheapest, price)
-    if line is not None:
-        out.print(line)
+    for line in (outside_line(plans), None if failing is None else failures_line(failing, cheapest, price)):
+        if line is not None:
+            out.print(line)
     if data is None:
         out.print(_ASSUMED)
     for sentence in caveats(loaded):

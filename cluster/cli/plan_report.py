@@ -10,10 +10,6 @@ if TYPE_CHECKING:
 GB = 1e9
 SETTINGS = ("gpus", "zero_stage", "activation_checkpointing", "micro_batch")
 """The keys of a plan that distinguish settings; a setting has a plan for each phase."""
-_STATE_BYTES = 12
-"""Bytes of a checkpoint for each parameter: weight and two moments in fp32. Muon's has fewer."""
-_COPY_BYTES_PER_S = 20e9
-"""Rate at which a rank copies what it saves into the host's memory. An assumption."""
 _SIMULATED = 50
 """Simulated runs."""
 _QUANTILES = (0.1, 0.5, 0.9)
@@ -21,6 +17,8 @@ _MOST = 20.0
 """A run that takes so many times its work is not simulated further."""
 _FEWEST_FAILURES = 0.01
 """Below this expected number the failures of a run are not worth a line."""
+_FEWEST_OUTSIDE = 0.01
+"""Below this share of the time its saves and held-out evaluations are not worth one."""
 
 
 def cheapest_first(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -33,6 +31,25 @@ def cheapest_first(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return False, sum(other["hours"] * other["gpus"] for other in same)
 
     return sorted(plans, key=rank)
+
+
+def hours_of(plan: dict[str, Any]) -> float | None:
+    """Hours of a phase with its saves and held-out evaluations; None: it does not fit."""
+    parts = [plan[key] for key in ("phase_s", "save_s", "eval_s")]
+    return None if None in parts else float(sum(parts)) / 3600
+
+
+def outside_line(plans: list[dict[str, Any]]) -> str | None:
+    """The shares of the first setting's time in which it saves and evaluates; None if they are small, or it does not
+    fit."""
+    chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
+    if not all(plan["micro_batch_size"] for plan in chosen):
+        return None
+    total = 3600 * sum(plan["hours"] for plan in chosen)
+    saves, evaluation = (sum(plan[key] for plan in chosen) / total for key in ("save_s", "eval_s"))
+    if max(saves, evaluation) < _FEWEST_OUTSIDE:
+        return None
+    return f"Of the time, waiting for saves takes {saves:.1%}, and held-out evaluation {evaluation:.1%}."
 
 
 def with_failures(
@@ -52,11 +69,10 @@ def with_failures(
     chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
     if failures == 0 or not all(plan["micro_batch_size"] for plan in chosen):
         return None
-    work_s = 3600 * sum(plan["hours"] for plan in chosen)
-    size = _STATE_BYTES * plans[0]["parameters"]
+    work_s = sum(plan["phase_s"] + plan["eval_s"] for plan in chosen)  # the simulation has saves of its own
+    size, pause_s = plans[0]["checkpoint_bytes"], plans[0]["save_pause_s"]
     cluster = Nodes(nodes, failures / 1000)
     save_s = size / store_bytes_per_s
-    pause_s = size / plans[0]["gpus"] / _COPY_BYTES_PER_S
     interval = max(daly_interval(pause_s, 86_400_000 / (nodes * failures)), save_s)  # a save at a time
     without_nodes: Literal["wait", "shrink"] = "shrink" if is_elastic else "wait"
     recovery = Recovery(interval, pause_s, save_s, restart_s=Recovery.restart_s + save_s, without_nodes=without_nodes)

@@ -10,7 +10,14 @@ from typing import Any
 from multihop.cluster.console import console
 from multihop.cluster.ray.capacity import has_gpus
 from multihop.cluster.ray.gpus import ClusterGpus, gpus_of_cluster
-from multihop.cluster.runs.planning import PlanningFailed, caveats, check_precision, engine_setting, plans_of
+from multihop.cluster.runs.planning import (
+    STORE_BYTES_PER_S,
+    PlanningFailed,
+    caveats,
+    check_precision,
+    engine_setting,
+    plans_of,
+)
 from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import UserError
 from multihop.common.files import sha256_json
@@ -21,8 +28,10 @@ from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.run.files import PLANS
 
 _GB = 1e9
-_KEY_VERSION = 2
+_KEY_VERSION = 3
 """Changes with what a plan computes."""
+_SECTIONS = {"model", "objective", "phases", "optimizer", "engine", "data", "checkpoint"}
+"""The sections of a recipe that a plan depends on."""
 
 
 def plan_training(run: ResolvedRun) -> None:
@@ -66,12 +75,13 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
     ranks = max(least, min(most, sum(cluster.free_by_node)))
     setting = {"links": asdict(links_of(gpu, ranks)), "engine": engine_setting(recipe)}
     data = None if run.data is None else run.data.fingerprint
-    training = recipe.model_dump(mode="json", include={"model", "objective", "phases", "optimizer", "engine", "data"})
+    training = recipe.model_dump(mode="json", include=_SECTIONS)
     key = sha256_json([_KEY_VERSION, training, data, asdict(gpu), ranks])
     if last.get("key") == key:
         plans = last["phases"]
     else:
-        plans = list(plans_of(recipe, gpu, [setting], (str(run.data_folder), str(run.folder / "index"))))
+        prepared = str(run.data_folder), str(run.folder / "index")
+        plans = list(plans_of(recipe, gpu, [setting], prepared, STORE_BYTES_PER_S))
     ends = accumulate(phase.steps for phase in recipe.phases)
     return {
         "key": key,
@@ -112,13 +122,14 @@ def weakest_gpu(kinds: list[Gpu]) -> Gpu:
 
 
 def _left_s(plan: dict[str, Any], steps: int) -> float | None:
-    """Seconds of what is left of a phase that ends after so many steps; None: it does not fit."""
+    """Seconds of what is left of a phase that ends after so many steps, of its saves and held-out evaluations in
+    proportion; None: it does not fit."""
     if steps <= 0:
         return 0.0
     if not plan["micro_batch_size"]:
         return None
     seconds: float = min(steps * plan["step_s"], plan["phase_s"])
-    return seconds
+    return seconds + min(1.0, steps / plan["steps"]) * (plan["save_s"] + plan["eval_s"])
 
 
 def _count_nodes(ranks: int, free_by_node: tuple[int, ...]) -> int:

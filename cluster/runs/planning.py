@@ -22,13 +22,18 @@ class PlanningFailed(RuntimeError):
     """The planning process failed."""
 
 
+STORE_BYTES_PER_S = 1e9
+"""Rate at which all ranks together write a checkpoint, as `multihop plan` assumes it without --store."""
+
+
 def plans_of(
-    recipe: Recipe, gpu: Gpu, settings: list[dict[str, Any]], prepared: Prepared | None
+    recipe: Recipe, gpu: Gpu, settings: list[dict[str, Any]], prepared: Prepared | None, store: float
 ) -> Iterator[dict[str, Any]]:
     """Yield a plan for each phase of each setting, as `multihop.pretrain.plan.worker` describes them.
 
     Args:
         prepared: None: every sample is assumed to have all tokens of its phase.
+        store: Bytes per second at which all ranks together write a checkpoint.
 
     Raises:
         UserError: the recipe cannot be planned.
@@ -41,6 +46,7 @@ def plans_of(
         "prepared": prepared,
         "gpu": asdict(gpu),
         "limit_bytes": USABLE * gpu.memory,
+        "store": store,
     }
     yield from _answers("multihop.pretrain.plan.worker", request)
 
@@ -68,11 +74,12 @@ def check_precision(recipe: Recipe, gpu: Gpu) -> None:
 
 
 def caveats(recipe: Recipe) -> list[str]:
-    """Return a sentence for each setting of the recipe that a plan leaves out."""
+    """Return a sentence for each setting of the recipe that a plan leaves out, or knows little of."""
     sentences = []
     if recipe.engine.offload != "none":
         sentences.append(
-            "The time of offloading is not predicted: copies to the host and the update on its CPU are left out."
+            "The time of offloading is an estimate: the bandwidth of the host's memory is assumed, and no copy hides "
+            "behind computing."
         )
     if recipe.engine.compile:
         sentences.append("engine.compile is not planned: compiled layers take less memory and time.")

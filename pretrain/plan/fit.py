@@ -9,7 +9,7 @@ from multihop.pretrain.config import PhaseConfig, TrainingConfig
 from multihop.pretrain.device_type import DeviceType
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.assumed_batch import assumed_batch
-from multihop.pretrain.plan.prepared_batch import prepared_batch
+from multihop.pretrain.plan.prepared_batch import count_heldout, prepared_batch
 from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
 
 _TRACED_TOKENS = 4096
@@ -73,6 +73,12 @@ class RankPlan:
         """Samples of a step on each rank, at most."""
         return math.ceil(global_samples(self.config.phases[self.phase]) / self.world_size)
 
+    @cached_property
+    def heldout_samples(self) -> int:
+        """Samples of a held-out evaluation over all ranks; of prepared data after a call of `micro_batch`."""
+        asked = self.config.engine.heldout_samples
+        return asked if self.prepared is None else min(asked, count_heldout(self.config, *self.prepared))
+
     def trace(self, batch: Batch, samples: int) -> RankTrace:
         """A step with a micro-batch of a number of samples."""
         count = 1 if samples >= self.share else _MICRO_BATCHES
@@ -108,9 +114,18 @@ class RankPlan:
             whole = self._fit(self.share, limit)
             if whole.micro_batch_size or self.share == 1:
                 return whole
-        fit = self._fit(self._extrapolate(limit), limit)
+        small = max(1, min(_TRACED_TOKENS // phase.seq_len, (self.share - 1) // 2))
+        few, many = ((samples, self._bytes_with(samples)) for samples in (small, 2 * small))
+        fit = self._fit(self._extrapolate(few, many, limit), limit)
         while not fit.micro_batch_size and fit.samples > 1:
             fit = self._fit(min(fit.samples - 1, math.ceil(self.share / (fit.micro_batches + 1))), limit)
+        before = few if fit.samples == many[0] else many
+        while fit.micro_batch_size:  # memory may grow less from there on, for example where logits are made in parts
+            last = fit.samples, self.bytes_of(fit.trace)
+            larger = self._extrapolate(before, last, limit)
+            if larger <= fit.samples or not (found := self._fit(larger, limit)).micro_batch_size:
+                break
+            before, fit = last, found
         return fit
 
     def _fit(self, samples: int, limit: float) -> Fit:
@@ -119,13 +134,13 @@ class RankPlan:
         fitting, count = samples if self.bytes_of(trace) <= limit else 0, math.ceil(self.share / samples)
         return Fit(fitting, count, batch, samples, self.step_tokens(samples, mean_tokens), trace)
 
-    def _extrapolate(self, limit: float) -> int:
-        """Samples that fit, as memory grows between two micro-batches; at least 1."""
-        small = max(1, min(_TRACED_TOKENS // self.config.phases[self.phase].seq_len, (self.share - 1) // 2))
-        least, most = (
-            self.bytes_of(self.trace(self.micro_batch(samples)[0], samples)) for samples in (small, 2 * small)
-        )
-        further = (limit - least) / (most - least) * small if most > least else self.share
-        fitting = min(self.share, max(1, small + math.floor(further)))
+    def _bytes_with(self, samples: int) -> int:
+        return self.bytes_of(self.trace(self.micro_batch(samples)[0], samples))
+
+    def _extrapolate(self, first: tuple[int, int], second: tuple[int, int], limit: float) -> int:
+        """Samples that fit, as memory grows between two micro-batches, given as samples and bytes; at least 1."""
+        (few, least), (many, most) = sorted((first, second))
+        further = (limit - least) / (most - least) * (many - few) if most > least else self.share
+        fitting = min(self.share, max(1, few + math.floor(further)))
         # Micro-batches of equal size, so that the last one of a step is about as large as the others.
         return math.ceil(self.share / math.ceil(self.share / fitting))

@@ -22,6 +22,8 @@ GPU_BLOCK = 512
 """Bytes to which torch's allocator for GPUs rounds up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 OnOperation = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 """See `MetaTrace`."""
+OnHostOperation = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
+"""See `MetaTrace`."""
 CategoryOf = Callable[[Any, Tensor], str]
 """See `MetaTrace`."""
 _META, _CPU = torch.device("meta"), torch.device("cpu")
@@ -55,6 +57,7 @@ class MetaTrace(TorchDispatchMode):
         block: int = GPU_BLOCK,
         on_operation: "OnOperation | None" = None,
         category_of: "CategoryOf | None" = None,
+        on_host_operation: "OnHostOperation | None" = None,
     ) -> None:
         """Trace.
 
@@ -65,9 +68,12 @@ class MetaTrace(TorchDispatchMode):
                 its keyword arguments, and its result.
             category_of: Returns the category of a tensor that an operation has just allocated; None: memory is not
                 divided by category.
+            on_host_operation: Is called, as `on_operation`, with each operation on floats in the host's memory
+                other than scalars, copies between host and GPU included.
         """
         super().__init__()
         self._on_operation, self._category_of = on_operation, category_of
+        self._on_host_operation = on_host_operation
         self._block, self._host = block, "host" if device == "cuda" else "device"
         self.bytes = {"device": 0, "host": 0}
         """Bytes of tensors that are alive."""
@@ -146,7 +152,15 @@ class MetaTrace(TorchDispatchMode):
                 self._count(operation, tensor, place or "device", tensors[0] if moves_nothing else None)
         if self._on_operation is not None and place == "device" and not moves_nothing:
             self._on_operation(operation, args, kwargs or {}, result)
+        if self._on_host_operation is not None and self._host == "host":
+            touched = [*tensors, *(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
+            if any(tensor.dim() and self.is_on_host(tensor) for tensor in touched):
+                self._on_host_operation(operation, args, kwargs or {}, result)
         return result
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        """Whether a tensor of floats is in the host's memory, and not on the GPU."""
+        return tensor.is_meta and self._place(tensor) == "host"
 
     def _place_of(self, operation: Any, tensors: list[Tensor], leaves: list[Any], kwargs: dict[str, Any]) -> str | None:
         """Where the result is of an operation on the meta device; None: it is computed on the CPU."""

@@ -1,11 +1,11 @@
-"""A micro-batch of a recipe whose data is prepared."""
+"""A micro-batch of a recipe whose data is prepared, and the number of its held-out samples."""
 
 from pathlib import Path
 
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
-from multihop.pretrain.data.index import build_indexes
+from multihop.pretrain.data.index import build_indexes, open_index
 from multihop.pretrain.objectives.batch import Batch
 
 _STEPS = 4
@@ -43,3 +43,9 @@ def prepared_batch(
         for batch in builder.step(step).micro_batches
     ]
     return max(batches, key=lambda batch: batch.tokens), sum(batch.tokens for batch in batches) / len(batches)
+
+
+def count_heldout(config: TrainingConfig, data: Path, index: Path) -> int:
+    """Return the number of samples that the held-out documents yield; call `prepared_batch` before."""
+    opened = open_dataset(data)
+    return open_index(index, opened, "heldout", config.objective, config.phases[0].seq_len).size

@@ -23,6 +23,7 @@ from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.device_type import DeviceType, plan_for
 from multihop.pretrain.engine.deepspeed_internals import destroy_process_group, replaced, simulate_gpu, tensors_on_meta
 from multihop.pretrain.engine.engine import Engine
+from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.models.families import FAMILIES
@@ -34,6 +35,17 @@ from multihop.pretrain.plan.meta_trace import GPU_BLOCK, MetaTrace
 from multihop.pretrain.plan.operations import Operation, describe, describe_kernel
 
 _LR = 1e-3
+_COPIES = (torch.ops.aten.copy_, torch.ops.aten._to_copy)
+
+
+@dataclass
+class HostTraffic:
+    """What a rank's part of a step does in the host's memory if something is offloaded."""
+
+    copied: int = 0
+    """Bytes that are copied between the GPU and the host."""
+    accessed: int = 0
+    """Bytes that the host's CPU reads and writes."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,12 @@ class RankTrace:
     """The operations on the GPU of each micro-batch; gradients may be reduced with the last one alone."""
     update: Counter[Operation]
     """Those of the update."""
+    evaluation: Counter[Operation]
+    """Those of a forward pass over the last micro-batch, without dropout and gradients."""
+    host_micro_batches: list[HostTraffic]
+    """Of each micro-batch."""
+    host_update: HostTraffic
+    """Of the update."""
 
     @property
     def peak(self) -> int:
@@ -153,6 +171,7 @@ def trace_rank(
     activity = Activity(vocab_size, FAMILIES[config.model.family].uses_ctc)
     counts = {name: float(sum(batch.counts[name] for batch in batches)) for name in batches[0].counts}
     current: Counter[Operation] = Counter()
+    on_host, accumulating = HostTraffic(), False
 
     def record(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         described = describe(operation, args, kwargs, result, world_size)
@@ -162,6 +181,25 @@ def trace_rank(
                 for leaf in tree_leaves(args):
                     if isinstance(leaf, Tensor):
                         trace.set_category(leaf, "communication", ("workspace", "activations"))
+
+    def record_on_host(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        described = describe(operation, args, kwargs, result, world_size)
+        if described is None or described.kind == "communication":
+            return
+        if operation.overloadpacket in _COPIES:
+            target, source = (args[0], args[1]) if operation.overloadpacket is _COPIES[0] else (result, args[0])
+            if trace.is_on_host(target) != trace.is_on_host(source):
+                # A copy to the GPU has the dtype of its result, and one from the GPU that of its source: torch converts
+                # on the host (aten/src/ATen/native/cuda/Copy.cu).
+                sent = source if trace.is_on_host(target) else target
+                on_host.copied += sent.numel() * sent.itemsize
+                return
+        if accumulating and operation.overloadpacket is torch.ops.aten.add_ and not trace.is_on_host(args[1]):
+            # DeepSpeed copies gradients in the host's memory to the GPU, adds to them there, and copies them back. On
+            # the meta device the former does nothing.
+            on_host.copied += 2 * args[0].numel() * args[0].itemsize
+            return
+        on_host.accessed += described.bytes
 
     def record_kernel(kernel: Any, args: Sequence[Any]) -> None:
         current[describe_kernel(kernel, args)] += 1
@@ -173,7 +211,7 @@ def trace_rank(
         replaced(functional, scaled_dot_product_attention=_fused_attention, ctc_loss=_ctc_loss),
         observe_launches(record_kernel),
         activity.observed(model),
-        MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record, activity.category_of) as trace,
+        MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record, activity.category_of, record_on_host) as trace,
     ):
         engine = Engine(config, model, ranks, micro_batch_size)
         trace.forget(tensors_on_meta(engine.zero))
@@ -198,17 +236,29 @@ def trace_rank(
             trace.reset_peak()
             between = dict(trace.bytes)
             parts: list[Counter[Operation]] = []
+            host_parts: list[HostTraffic] = []
             for batch in batches:
-                current = Counter()
+                current, on_host, accumulating = Counter(), HostTraffic(), True
                 parts.append(current)
+                host_parts.append(on_host)
                 engine.forward_backward(batch, counts)
                 note_categories()
                 # What else the backward pass leaves is gradients, also where DeepSpeed has copied or summed them.
                 trace.set_category_of_new("gradients", instead_of="workspace")
             note_peak("backward")
-            current = Counter()
+            current, on_host, accumulating = Counter(), HostTraffic(), False
             engine.step(_LR)
             note_categories()
             note_peak("update")
+        update, host_update = current, on_host
+        current = Counter()
+        _evaluate(engine, batches[-1])
         engine.destroy()
-    return RankTrace(between, peaks, categories, parts, current)
+    return RankTrace(between, peaks, categories, parts, update, current, host_parts, host_update)
+
+
+@torch.no_grad()
+def _evaluate(engine: Engine, batch: Batch) -> None:
+    """A forward pass as in `Engine.evaluate`, which reads the sums of the losses."""
+    engine.module.eval()
+    engine.module(**to_device(batch.inputs, engine.ranks.device))

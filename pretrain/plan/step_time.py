@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -70,17 +70,21 @@ class StepTime:
         return np.array([self.products, self.attention, self.memory, self.communication, self.launches])
 
     @property
-    def largest(self) -> str:
-        """The part that takes the longest; of the communication only what is not hidden counts."""
+    def by_name(self) -> dict[str, float]:
+        """Seconds of each part that may limit the speed; of the communication only what is not hidden counts."""
         computing = max(self.products + self.attention + self.memory, self.launches)
-        parts = {
+        return {
             "matrix products": self.products,
             "attention": self.attention,
             "memory bandwidth": self.memory,
             "communication": self.communication - min(self.overlap * self.communication, computing),
             "kernel launches": max(0.0, self.launches - self.products - self.attention - self.memory),
         }
-        return max(parts, key=lambda name: parts[name])
+
+    @property
+    def largest(self) -> str:
+        """The part that takes the longest."""
+        return max(self.by_name, key=lambda name: self.by_name[name])
 
     @property
     def total(self) -> float:
@@ -115,10 +119,10 @@ def time_of(operations: Mapping[Operation, int], gpu: Gpu, links: Links, efficie
     return _step_time(np.array([*(seconds[kind] for kind in _KINDS), launches]), efficiency)
 
 
-def step_time(
+def step_parts(
     trace: RankTrace, micro_batches: int, passes: float, gpu: Gpu, links: Links, efficiency: Efficiency
-) -> tuple[float, str]:
-    """Seconds of a step, and the part of it that takes the longest.
+) -> tuple[StepTime, StepTime]:
+    """The times of a step's forward and backward passes, and of its update.
 
     Args:
         micro_batches: Micro-batches of the step, of which the trace has one or two.
@@ -129,10 +133,34 @@ def step_time(
         time_of(each, gpu, links, efficiency)
         for each in (trace.micro_batches[0], trace.micro_batches[-1], trace.update)
     )
-    shares = np.array([passes / micro_batches] * 3 + [1.0] * 2)
-    parts = shares * ((micro_batches - 1) * first.parts + last.parts)
-    computed, both = (_step_time(each, efficiency) for each in (parts, parts + update.parts))
-    return computed.total + update.total, both.largest
+    whole = _step_time((micro_batches - 1) * first.parts + last.parts, efficiency)
+    return _scaled(whole, passes / micro_batches), update
+
+
+def step_time(
+    trace: RankTrace, micro_batches: int, passes: float, gpu: Gpu, links: Links, efficiency: Efficiency
+) -> tuple[float, str]:
+    """Seconds of a step, and the part of it that takes the longest; the arguments are those of `step_parts`."""
+    computed, update = step_parts(trace, micro_batches, passes, gpu, links, efficiency)
+    return computed.total + update.total, together(computed, update).largest
+
+
+def evaluation_time(
+    trace: RankTrace, micro_batches: int, passes: float, gpu: Gpu, links: Links, efficiency: Efficiency
+) -> float:
+    """Seconds of forward passes without gradients; the arguments are those of `step_parts`."""
+    one = time_of(trace.evaluation, gpu, links, efficiency)
+    return _scaled(_step_time(micro_batches * one.parts, efficiency), passes / micro_batches).total
+
+
+def together(first: StepTime, second: StepTime) -> StepTime:
+    """The parts of two times with the same overlap, as if all of their operations were done at once."""
+    return replace(_step_time(first.parts + second.parts, Efficiency()), overlap=first.overlap)
+
+
+def _scaled(time: StepTime, share: float) -> StepTime:
+    """The time with a share of the computing, and all of the launches and the communication."""
+    return replace(time, products=share * time.products, attention=share * time.attention, memory=share * time.memory)
 
 
 def _step_time(parts: NDArray[np.float64], efficiency: Efficiency) -> StepTime:

@@ -18,10 +18,22 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
 from multihop.common.errors import UserError
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
+from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.plan.collectives import Links
-from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
-from multihop.pretrain.plan.step_time import efficiency_of, step_time
+from multihop.pretrain.plan.fit import Fit, RankPlan, Vocabularies, global_samples
+from multihop.pretrain.plan.outside_steps import (
+    Saves,
+    checkpoint_bytes,
+    count_evaluations,
+    evaluated_samples,
+    host_rate,
+    offload_s,
+    read_tokens_per_s,
+    seconds_of_saves,
+    whole_step,
+)
+from multihop.pretrain.plan.step_time import efficiency_of, evaluation_time, step_parts
 from multihop.pretrain.run.throughput import step_flops
 
 
@@ -30,7 +42,8 @@ def main() -> None:
 
     It has `recipe`, the sections of `TrainingConfig`; `settings`, each with `links` (the fields of `Links`) and
     `engine`, which are changes of that section; `prepared`, the directories of prepared data and its indexes, or None;
-    and `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`. A setting may have `micro_batch_divisors`: it is
+    `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`; and `store`, the bytes per second at which all ranks
+    together write a checkpoint. A setting may have `micro_batch_divisors`: it is
     planned again with the micro-batch that fits all phases divided by each of them.
     """
     request = json.load(sys.stdin)
@@ -56,51 +69,105 @@ def _plans(request: dict[str, Any], settings: dict[str, Any]) -> Iterator[dict[s
     if request["prepared"] is not None:
         data, index = map(Path, request["prepared"])
         prepared = data, index
+    run = _Run(config, Gpu(**request["gpu"]), links, Vocabularies(*request["vocabularies"]), request["store"])
     for phase in range(len(config.phases)):
-        plan = RankPlan(config, phase, links.ranks, Vocabularies(*request["vocabularies"]), prepared=prepared)
+        plan = RankPlan(config, phase, links.ranks, run.vocabularies, prepared=prepared)
         answer = {"gpus": links.ranks, "phase": phase, **engine, "micro_batch": config.engine.micro_batch_size}
         try:
-            yield answer | _answer(plan, request, links)
+            yield answer | run.add_phase(plan, request["limit_bytes"])
         except UserError as error:
             yield {"error": str(error)}
 
 
-def _answer(plan: RankPlan, request: dict[str, Any], links: Links) -> dict[str, Any]:
-    fit, gpu, phase = plan.largest(request["limit_bytes"]), Gpu(**request["gpu"]), plan.config.phases[plan.phase]
-    efficiency = efficiency_of(plan.config.engine)
-    model = build_model_on_meta(plan.config.model, *request["vocabularies"])
+class _Run:
+    """The phases of a run in a setting, one after another: a save of a phase may still be written in the next one."""
 
-    def time_of_step(share: float) -> tuple[float, str]:
+    def __init__(
+        self, config: TrainingConfig, gpu: Gpu, links: Links, vocabularies: Vocabularies, store: float
+    ) -> None:
+        """Start before the first phase.
+
+        Args:
+            store: Bytes per second at which all ranks together write a checkpoint.
+        """
+        self.vocabularies = vocabularies
+        self._config, self._gpu, self._links = config, gpu, links
+        self._efficiency = efficiency_of(config.engine)
+        self._read_tokens_per_s = read_tokens_per_s(config.objective)
+        model = build_model_on_meta(config.model, vocabularies.output, vocabularies.source)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        size = checkpoint_bytes(config.optimizer, shapes)
+        pause_s = size / links.ranks / host_rate(gpu, links, self._efficiency.link)
+        self._saves = Saves(config.checkpoint.save_interval, pause_s, size / store)
+        self._of_model = {
+            "parameters": sum(map(math.prod, shapes.values())),
+            "checkpoint_bytes": size,
+            "save_pause_s": pause_s,
+        }
+        self._phases: list[tuple[int, float]] = []
+        """Steps and seconds of the phases so far, without saves."""
+        self._evaluation_s = 0.0
+        """Seconds of a held-out evaluation, which has the samples and micro-batches of the first phase."""
+
+    def add_phase(self, plan: RankPlan, limit_bytes: float) -> dict[str, Any]:
+        """The plan of the next phase."""
+        fit, config, phase = plan.largest(limit_bytes), self._config, self._config.phases[plan.phase]
+        if plan.phase == 0:
+            self._evaluation_s = self._seconds_of_evaluation(plan, fit)
+        first, size = sum(steps for steps, _ in self._phases), global_samples(phase)
+        seconds, limited_by = self._time_of_step(plan, fit, 1.0)
+        ramp = sum(
+            each.steps * self._time_of_step(plan, fit, each.global_batch_size / size)[0] for each in phase.batch_ramp
+        )
+        phase_s = ramp + (phase.steps - sum(each.steps for each in phase.batch_ramp)) * seconds
+        total = total_steps(config.phases)
+        eval_s = count_evaluations(first, phase.steps, config.engine.eval_interval, total) * self._evaluation_s
+        self._phases.append((phase.steps, phase_s + eval_s))
+        tokens = fit.step_tokens / plan.share * size
+        flops = step_flops(config.model, plan.vocabularies.output, fit.batch) / fit.batch.tokens * tokens
+        speed = {
+            "step_s": seconds,
+            "limited_by": limited_by,
+            "phase_s": phase_s,
+            "eval_s": eval_s,
+            "save_s": seconds_of_saves(self._saves, self._phases, total)[-1],
+            "tokens_per_s": tokens / seconds,
+            "mfu": flops / seconds / (self._gpu.flops * plan.world_size),
+        }
+        return {
+            "seq_len": phase.seq_len,
+            "micro_batch_size": fit.micro_batch_size,
+            "micro_batches": fit.micro_batches,
+            "between_steps": fit.trace.between_steps,
+            "peaks": fit.trace.peaks,
+            "peak_bytes": fit.trace.peak,
+            "peak_by_category": fit.trace.peak_by_category,
+            "traced_samples": fit.samples,
+            "steps": phase.steps,
+            **self._of_model,
+            **(speed if fit.micro_batch_size else dict.fromkeys(speed)),
+        }
+
+    def _time_of_step(self, plan: RankPlan, fit: Fit, share: float) -> tuple[float, str]:
+        """Seconds of a step with a share of the samples, and what limits it."""
         count = math.ceil(share * plan.share / fit.samples)
         passes = share * fit.step_tokens / fit.batch.tokens
-        return step_time(fit.trace, count, passes, gpu, links, efficiency)
+        gpu, links, efficiency = self._gpu, self._links, self._efficiency
+        computed, update = step_parts(fit.trace, count, passes, gpu, links, efficiency)
+        is_offloaded = self._config.engine.offload != "none"
+        offloading_s = offload_s(fit.trace, count, gpu, links, efficiency) if is_offloaded else 0.0
+        reading_s = share * fit.step_tokens / self._read_tokens_per_s
+        return whole_step(computed, update, offloading_s, reading_s, self._config.engine.data_workers)
 
-    seconds, limited_by = time_of_step(1.0)
-    size = global_samples(phase)
-    ramp = sum(each.steps * time_of_step(each.global_batch_size / size)[0] for each in phase.batch_ramp)
-    full_steps = phase.steps - sum(each.steps for each in phase.batch_ramp)
-    tokens = fit.step_tokens / plan.share * size
-    flops = step_flops(plan.config.model, plan.vocabularies.output, fit.batch) / fit.batch.tokens * tokens
-    speed = {
-        "step_s": seconds,
-        "limited_by": limited_by,
-        "phase_s": ramp + full_steps * seconds,
-        "tokens_per_s": tokens / seconds,
-        "mfu": flops / seconds / (gpu.flops * plan.world_size),
-    }
-    return {
-        "seq_len": phase.seq_len,
-        "micro_batch_size": fit.micro_batch_size,
-        "micro_batches": fit.micro_batches,
-        "between_steps": fit.trace.between_steps,
-        "peaks": fit.trace.peaks,
-        "peak_bytes": fit.trace.peak,
-        "peak_by_category": fit.trace.peak_by_category,
-        "traced_samples": fit.samples,
-        "steps": phase.steps,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **(speed if fit.micro_batch_size else dict.fromkeys(speed)),
-    }
+    def _seconds_of_evaluation(self, plan: RankPlan, fit: Fit) -> float:
+        """Seconds of forward passes over the held-out samples; their batches are made in the rank's own process."""
+        sample_tokens, seconds = fit.step_tokens / plan.share, 0.0
+        sources = 1 if self._config.data is None else len(self._config.data.sources)
+        for samples in evaluated_samples(plan.heldout_samples, plan.world_size, sources):
+            count, passes = math.ceil(samples / fit.samples), samples * sample_tokens / fit.batch.tokens
+            seconds += samples * sample_tokens / self._read_tokens_per_s
+            seconds += evaluation_time(fit.trace, count, passes, self._gpu, self._links, self._efficiency)
+        return seconds
 
 
 if __name__ == "__main__":

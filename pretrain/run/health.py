@@ -18,7 +18,7 @@ from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.relative_positions import expand_by_distance
 from multihop.pretrain.objectives.batch import Batch
 
-_PARTS = 16
+HEALTH_PARTS = 16
 """The model runs on the first of this many equal parts of the held-out samples."""
 _QUERIES = 16
 """Number of evenly spaced queries of a sequence whose attention is measured."""
@@ -32,7 +32,7 @@ def health(engine: Engine, batches: BatchBuilder, heartbeat: Callable[[], None])
     model of any size. The model runs once more, on a sixteenth of the held-out samples, so that the computation of the
     held-out loss does not change.
     """
-    share = batches.heldout(parts=_PARTS)
+    share = batches.heldout(parts=HEALTH_PARTS)
     hidden, device = engine.module.config.state_width, engine.ranks.device
     shapes = {"tokens": (), "directions": (hidden,), "products": (hidden, hidden), "entropies": (), "queries": ()}
     sums = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}

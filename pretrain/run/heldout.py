@@ -12,7 +12,7 @@ from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.run.health import health
 
-_MAX_SOURCES = 16
+MAX_SOURCES = 16
 """Maximum number of sources whose losses are measured separately: each takes a forward pass on every rank."""
 
 
@@ -91,7 +91,7 @@ def _losses_by_source(engine: Engine, batches: BatchBuilder, heartbeat: Callable
     The samples are evaluated again, in micro-batches of one source, so that the sums of the held-out loss do not
     change: their rounding depends on which samples share a micro-batch.
     """
-    if not 1 < len(batches.data.manifest.sources) <= _MAX_SOURCES:
+    if not 1 < len(batches.data.manifest.sources) <= MAX_SOURCES:
         return {}
     losses, name = {}, batches.config.objective.needs.predicts
     for source, share in batches.heldout_by_source().items():

@@ -54,7 +54,12 @@ def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
     assert 0 < first["between_steps"]["device"] < first["peak_bytes"] < 1e9
     for phase in (first, second):
         assert sum(phase["peak_by_category"].values()) == phase["peak_bytes"] and phase["micro_batch"] == "auto"
-    assert first["hours"] == first["phase_s"] / 3600
+    # Saves after each 200 steps, held-out losses as often and before the first step; the last ones are in the second.
+    assert first["hours"] == pytest.approx((first["phase_s"] + first["save_s"] + first["eval_s"]) / 3600)
+    assert first["eval_s"] == pytest.approx(6 * second["eval_s"]) and second["eval_s"] > 0
+    write_s = first["checkpoint_bytes"] / 1e9
+    assert first["save_s"] == pytest.approx(5 * first["save_pause_s"])
+    assert second["save_s"] == pytest.approx(first["save_pause_s"] + write_s)
     # A quarter of the samples in a tenth of the steps takes a quarter of their time, or all of it if launches limit it.
     assert 925 * (1 - 1e-9) <= first["phase_s"] / first["step_s"] <= 1000 * (1 + 1e-9)
     assert 0 < first["step_s"] < 1
@@ -62,10 +67,23 @@ def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
     assert found["with_failures"] is None
 
 
+def test_a_slow_store_and_the_host_may_limit_a_run(recipe: Path) -> None:
+    """The second phase begins with the last save of the first one in progress."""
+    first, second = plan(recipe, "--gpus", "1", "--failures", "0", "--store", "0.001")["plans"]
+    pause_s, write_s = first["save_pause_s"], first["checkpoint_bytes"] / 1e6
+    assert write_s > first["phase_s"] + second["phase_s"]
+    # Five saves in the first phase, of which four wait for the one before; the sixth one, at the end, is waited for.
+    saves_s = 6 * (pause_s + write_s) - (first["save_s"] + second["save_s"])
+    assert saves_s == pytest.approx(first["phase_s"] + second["phase_s"], rel=0.3)
+    offload = [ONE_PHASE, "model={preset: bert-base, layers: 2}", "engine={zero_stage: 2, offload: optimizer}"]
+    assert plan(recipe, "--gpus", "1", *offload)["plans"][0]["limited_by"] == "offload"
+
+
 def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
     long = "phases=[{seq_len: 64, global_batch_size: 64, steps: 400_000_000}]"
     found = plan(recipe, "--gpus", "16", "--nodes", "4", "--network", "100", long, "--failures", "20")
-    hours, failing = found["plans"][0]["hours"], found["with_failures"]
+    (phase,), failing = found["plans"], found["with_failures"]
+    hours = (phase["phase_s"] + phase["eval_s"]) / 3600
     assert failing["checkpoint_bytes"] == 12 * found["plans"][0]["parameters"]
     assert hours < failing["hours"][0] <= failing["hours"][1] <= failing["hours"][2] < 1.1 * hours
     assert failing["failures"] == pytest.approx(4 * 20 / 1000 * hours / 24)

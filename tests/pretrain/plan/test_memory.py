@@ -31,6 +31,30 @@ CASES = [
     ("roberta", 2, 3, "fp32", "optimizer+weights", "adamw", "full"),
 ]
 """Family, world size, ZeRO stage, precision, offload, optimizer, activation checkpointing."""
+SHAPES = [
+    ("gpt2", 4, 1, "bf16", "adamw", "none", 3, 96, 128, 3),
+    ("gpt2", 4, 2, "bf16", "adamw", "none", 3, 96, 128, 3),
+    ("gpt2", 4, 3, "bf16", "adamw", "none", 3, 96, 128, 3),
+    ("modernbert", 4, 1, "bf16", "muon", "none", 2, 128, 96, 5),
+    ("albert", 4, 2, "fp16", "lamb", "none", 4, 64, 32, 16),
+    ("bert", 4, 3, "fp32", "adamw", "full", 4, 128, 64, 8),
+    ("gpt", 1, 1, "fp32", "adamw", "selective", 3, 96, 128, 3),
+    ("gpt", 2, 1, "bf16", "lamb", "none", 4, 128, 32, 16),
+    ("seq2seq", 1, 1, "fp32", "adamw", "none", 2, 96, 32, 6),
+    ("seq2seq", 2, 1, "bf16", "adamw", "none", 1, 128, 16, 12),
+    ("bilm", 1, 1, "fp32", "adamw", "none", 2, 96, 32, 6),
+    ("bilm", 2, 1, "bf16", "lamb", "none", 1, 128, 16, 12),
+    ("awd-lstm", 1, 1, "fp32", "adamw", "none", 2, 96, 32, 6),
+    ("awd-lstm", 2, 1, "fp32", "adamw", "none", 3, 64, 48, 4),
+    ("bag", 1, 1, "fp32", "adamw", "none", 0, 128, 64, 16),
+    ("bag", 2, 2, "bf16", "lamb", "none", 0, 64, 128, 5),
+    ("xlnet", 2, 1, "fp32", "adamw", "full", 3, 96, 128, 3),
+    ("xlnet", 1, 1, "bf16", "lamb", "none", 1, 128, 32, 12),
+    ("packed bert", 1, 1, "fp32", "adamw", "none", 3, 96, 128, 6),
+    ("packed bert", 2, 2, "bf16", "adamw", "selective", 1, 128, 96, 5),
+]
+"""Family, world size, ZeRO stage, precision, optimizer, activation checkpointing, and the shape: layers, hidden size,
+tokens and samples of a micro-batch. A packed sample has tokens of several documents."""
 MORE_CASES = [
     ("xlnet", 1, 2, "bf16", "none", "adamw", "none"),
     ("transformer", 2, 1, "fp32", "none", "adamw", "none"),
@@ -42,18 +66,30 @@ MORE_CASES = [
 
 
 def settings(
-    family: str, stage: int, precision: str, offload: str, optimizer: str, checkpointing: str, seq_len: int = 64
+    family: str,
+    stage: int,
+    precision: str,
+    offload: str,
+    optimizer: str,
+    checkpointing: str,
+    seq_len: int = 64,
+    layers: int = 2,
+    hidden: int = 64,
+    samples: int = SAMPLES,
 ) -> dict[str, Any]:
-    recurrent = FAMILIES[family].uses_ctc  # its encoder is an LSTM unless the recipe says otherwise
+    packed, name = family.startswith("packed "), family.removeprefix("packed ")
+    recurrent = FAMILIES[name].uses_ctc  # its encoder is an LSTM unless the recipe says otherwise
+    heads = {} if recurrent else {"heads": 4}
+    objective = {"name": "mlm", "isolate_documents": True} if packed else {"name": FAMILIES[name].default_objective}
     return {
         "seed": 3,
-        "model": model_section(family, layers=2, hidden=64, max_positions=128, **({} if recurrent else {"heads": 4})),
-        "objective": {"name": FAMILIES[family].default_objective},
+        "model": model_section(name, layers=layers, hidden=hidden, max_positions=128, **heads),
+        "objective": objective,
         "phases": [{"seq_len": seq_len, "global_batch_size": 64, "steps": 9, "lr": 1e-2}],
         "optimizer": {"name": optimizer},
         "engine": {
             "deepspeed": {},
-            "micro_batch_size": SAMPLES,
+            "micro_batch_size": samples,
             "precision": precision,
             "zero_stage": stage,
             "offload": offload,
@@ -64,8 +100,9 @@ def settings(
 
 def planned(content: dict[str, Any], world_size: int) -> RankTrace:
     config = TrainingConfig.model_validate(content)
-    batches = [assumed_batch(config, 0, SAMPLES, VOCABULARY) for _ in range(2)]
-    return trace_rank(config, VOCABULARY, None, batches, SAMPLES, world_size, "cpu")
+    samples = content["engine"]["micro_batch_size"]
+    batches = [assumed_batch(config, 0, samples, VOCABULARY) for _ in range(2)]
+    return trace_rank(config, VOCABULARY, None, batches, samples, world_size, "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +130,40 @@ def test_it_is_what_the_engine_takes(
     table: Table,
 ) -> None:
     content = settings(family, stage, precision, offload, optimizer, checkpointing)
-    real = pool(world_size).run(bytes_of_steps, content, VOCABULARY, SAMPLES, 2)[0]
-    trace = planned(content, world_size)
+    check_bytes(content, pool(world_size), request.node.callspec.id, table)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "world_size", "stage", "precision", "optimizer", "checkpointing", "layers", "hidden", "seq_len", "size"),
+    SHAPES,
+)
+def test_it_is_so_in_other_shapes(
+    family: str,
+    world_size: int,
+    stage: int,
+    precision: str,
+    optimizer: str,
+    checkpointing: str,
+    layers: int,
+    hidden: int,
+    seq_len: int,
+    size: int,
+    pool: Callable[[int], RankPool],
+    request: pytest.FixtureRequest,
+    table: Table,
+) -> None:
+    content = settings(family, stage, precision, "none", optimizer, checkpointing, seq_len, layers, hidden, size)
+    check_bytes(content, pool(world_size), request.node.callspec.id, table)
+
+
+def check_bytes(content: dict[str, Any], ranks: RankPool, name: str, table: Table) -> None:
+    """Compare the planned bytes with those of the real engine."""
+    real = ranks.run(bytes_of_steps, content, VOCABULARY, content["engine"]["micro_batch_size"], 2)[0]
+    trace = planned(content, ranks.world_size)
     ours = {"between": trace.between_steps, **trace.peaks}
-    ratios = {name: sum(ours[name].values()) / size for name, size in real.items()}
-    table(f"{request.node.callspec.id}: " + ", ".join(f"{name} {ratio - 1:+.1%}" for name, ratio in ratios.items()))
+    ratios = {part: sum(ours[part].values()) / size for part, size in real.items()}
+    table(f"{name}: " + ", ".join(f"{part} {ratio - 1:+.1%}" for part, ratio in ratios.items()))
     assert all(abs(ratio - 1) <= BOUND for ratio in ratios.values()), ratios
 
 
@@ -122,3 +188,29 @@ def test_the_largest_micro_batch_is_within_the_limit_and_at_most_one_sample_too_
     assert plan.largest(1e12).micro_batch_size == plan.share == 32
     assert plan.largest(1e3).micro_batch_size == 0  # ends, although no number of samples fits
     assert plan._fit(1, 1e3).micro_batch_size == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "stage", "precision", "limit"),
+    [("gpt2", 1, "bf16", 1.5e8), ("bert", 2, "fp32", 2e8), ("transformer", 1, "fp32", 3e8)],
+)
+def test_the_largest_micro_batch_is_that_of_the_real_engine_or_one_less(
+    family: str, stage: int, precision: str, limit: float, pool: Callable[[int], RankPool], table: Table
+) -> None:
+    """A step has many micro-batches, so that making all of them equal takes off little."""
+    content = settings(family, stage, precision, "none", "adamw", "none")
+    content["engine"]["micro_batch_size"] = "auto"
+    content["phases"][0]["global_batch_size"] = 2**17
+    plan = RankPlan(TrainingConfig.model_validate(content), 0, 1, Vocabularies(VOCABULARY), "cpu")
+    found = plan.largest(limit).micro_batch_size
+
+    def real(samples: int) -> int:
+        content["engine"]["micro_batch_size"] = samples
+        return max(pool(1).run(bytes_of_steps, content, VOCABULARY, samples, 2)[0].values())
+
+    fits, more = real(found), real(found + 2)
+    table(
+        f"{family}, ZeRO {stage}: {found} samples take {fits / limit:.2%} of the limit, {found + 2} {more / limit:.2%}"
+    )
+    assert fits <= limit < more

@@ -19,7 +19,7 @@ from multihop.pretrain.plan.assumed_batch import assumed_batch
 from multihop.pretrain.plan.collectives import links_of
 from multihop.pretrain.plan.operations import Operation
 from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
-from multihop.pretrain.plan.step_time import Efficiency, step_time, time_of
+from multihop.pretrain.plan.step_time import Efficiency, evaluation_time, step_time, time_of
 from multihop.pretrain.run.throughput import step_flops
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -111,6 +111,50 @@ def test_what_is_sent_between_ranks(stage: int, zero: dict[str, int], times: flo
     step = trace.micro_batches[0] + trace.update
     sent = sum(count * each.bytes for each, count in step.items() if each.kind == "communication")
     assert sent == pytest.approx(times * 2 * parameters * 3 / 4, rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_an_evaluation_is_a_forward_pass(family: str) -> None:
+    """A third of the passes, without the scores that the kernels of attention compute again."""
+    batch, trace = traced(family, world_size=4, zero_stage=3, deepspeed={"zero_optimization": ALWAYS_RELEASED})
+    expected = step_flops(config_of(family).model, VOCABULARY, batch) / 3
+    assert flops(trace.evaluation) == pytest.approx(expected, rel=0.02)
+    # The weights are gathered for one pass instead of two.
+    sent, of_passes = (
+        sum(count * each.bytes for each, count in operations.items() if "allgather" in each.name)
+        for operations in (trace.evaluation, trace.micro_batches[0])
+    )
+    assert sent == pytest.approx(of_passes / 2, rel=0.1)
+    once, twice = (evaluation_time(trace, count, 1.5, GPUS["H100"], NODE, Efficiency()) for count in (1, 2))
+    apart = time_of(trace.evaluation, GPUS["H100"], NODE, Efficiency(launch_s=0.0, overlap=0.0))
+    assert 0 < once < twice
+    alone = evaluation_time(trace, 2, 1.5, GPUS["H100"], NODE, Efficiency(launch_s=0.0, overlap=0.0))
+    assert alone == pytest.approx(1.5 * (apart.total - apart.communication) + 2 * apart.communication)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "first", "second", "update"),
+    [
+        (1, "none", (0, 0), (0, 0), (0, 0)),
+        # Gradients in fp32 to the host and weights in bf16 back; they are clipped, and AdamW reads and writes them, the
+        # weights and two moments.
+        (2, "optimizer", (0, 0), (0, 0), (4 + 2, 8 + 32)),
+        # Summed gradients are copied to the GPU and back for the second micro-batch, and for the update; small weights
+        # are kept on the GPU.
+        pytest.param(3, "optimizer+weights", (4, 0), (8, 12), (4 + 4 + 2, 8 + 32 + 8), marks=pytest.mark.long),
+    ],
+)
+def test_what_is_offloaded_is_copied_and_updated_on_the_host(
+    stage: int, offload: str, first: tuple[int, int], second: tuple[int, int], update: tuple[int, int]
+) -> None:
+    keep = {
+        "zero_optimization": {"stage3_param_persistence_threshold": 10**9, "stage3_model_persistence_threshold": 10**9}
+    }
+    config = {"zero_stage": stage, "offload": offload, "deepspeed": keep if stage == 3 else {}}
+    _, trace = traced("gpt2", world_size=4, micro_batches=2, **config)
+    part = sum(p.numel() for p in build_model_on_meta(config_of("gpt2").model, VOCABULARY).parameters()) / 4
+    found = [*trace.host_micro_batches, trace.host_update]
+    assert [(round(each.copied / part, 1), round(each.accessed / part, 1)) for each in found] == [first, second, update]
 
 
 def test_half_the_bandwidth_and_more_micro_batches_take_longer() -> None:
