@@ -5,7 +5,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,9 @@ from multihop.cluster.cli.failures import exit_with
 from multihop.cluster.cli.options import AsJson, CheckpointsPath, Runs, Step, locate_run
 from multihop.common.errors import UserError
 from multihop.common.redaction import safe_text
+
+if TYPE_CHECKING:
+    from multihop.cluster.runs.audit_rounding import Rounding
 
 checkpoints_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +53,8 @@ def audit_command(
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Prove a checkpoint by training its steps again. Exit code 1: some bits differ."""
+    """Prove a checkpoint by training its steps again. Exit code 1: some bits differ, under other conditions beyond
+    rounding or without a verdict."""
     location = locate_run(run, runs)
     if "://" in location and address is not None:
         raise UserError(f"--address={address}: a run in an object store is audited on this machine; remove it")
@@ -152,7 +156,8 @@ def show_results(location: str, as_json: bool) -> int:
 def show_audit(
     location: str, first: int | None, last: int | None, address: str | None, bisect: bool, as_json: bool
 ) -> int:
-    """Audit, and print the outcome; returns the exit code, 1 if something differs."""
+    """Audit, and print the outcome; returns the exit code, 0 if all is equal, or within rounding where other bits are
+    expected."""
     from multihop.cluster.runs.audit import audit, state_of
     from multihop.cluster.runs.audit_in_store import audit_in_store
 
@@ -163,7 +168,7 @@ def show_audit(
         outcome = audit(Path(location), first, last, address, bisect)
     if as_json:
         print(json.dumps(asdict(outcome), indent=1))
-        return 0 if outcome.is_equal else 1
+        return 0 if outcome.is_proven else 1
     print(f"replayed  steps {outcome.first + 1:,} to {outcome.last:,} in {time.monotonic() - started:,.0f} s")
     if outcome.is_equal:
         print("equal     all weights, moments and counters, bit for bit")
@@ -194,7 +199,20 @@ def show_audit(
         )
     for sentence in outcome.conditions:
         print(safe_text(f"changed   {sentence}: other bits are expected"))
-    return 1
+    if outcome.rounding is not None:
+        print(_rounding_line(outcome.rounding, bool(outcome.counters)))
+    return 0 if outcome.is_proven else 1
+
+
+def _rounding_line(found: "Rounding", counters_differ: bool) -> str:
+    if found.is_within is None:
+        return f"verdict   none: {found.reason}"
+    largest = f"{found.relative:.1e}, in {found.kind} of {found.parameter}"
+    if found.is_within:
+        return f"within    rounding: the largest difference of an element is {largest}; bound {found.bound:.1e}"
+    if counters_differ:
+        return "beyond    rounding, which changes no counter"
+    return f"beyond    rounding: an element differs by {largest}, where rounding gives at most {found.bound:.1e}"
 
 
 def show_average(location: str, last: int, out: Path) -> None:

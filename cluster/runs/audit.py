@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.locks import lock_folder
+from multihop.cluster.runs.audit_rounding import Rounding, judge_rounding
 from multihop.cluster.runs.summary import audits_of, read_summary, write_audits
 from multihop.cluster.tracking.store import AUDITS_TAG
 from multihop.common.errors import UserError
@@ -86,6 +87,13 @@ class Audit:
     """What was not the same in the replay, so that other bits are expected: device, threads, versions, ranks."""
     replays: ComparedStates | None = None
     """One replay beside another, step by step; None: there was no second one."""
+    rounding: Rounding | None = None
+    """Whether the differences are rounding's; None: all is equal, or the conditions were the same."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether all is equal bit for bit, or within rounding under other conditions."""
+        return self.is_equal or (self.rounding is not None and self.rounding.is_within is True)
 
 
 def audit(run_dir: Path, first: int | None, last: int | None, address: str | None, bisect: bool = False) -> Audit:
@@ -217,17 +225,21 @@ def compare_replay(run_dir: Path, folder: Path, first: int, expected: Checkpoint
     audited = folder_of_step(checkpoints_of(run_dir, read_config(run_dir)), last)
     found = read_checkpoint_manifest(replayed)
     counters = differing_counters(found, expected)
-    tensors = []
-    if found.content_hash() != expected.content_hash():
-        with CheckpointReader(replayed, found) as one, CheckpointReader(audited, expected) as other:
-            tensors = list(differing_tensors(one, other))
-    metrics = read_rows(folder / "metrics.jsonl"), read_rows(run_dir / "metrics.jsonl")
-    conditions = _differing_conditions(
+    changed = _changed_conditions(
         read_rows(folder / "launches.jsonl")[-1], read_rows(run_dir / "launches.jsonl"), first, last
     )
+    tensors, rounding = [], None
+    if found.content_hash() != expected.content_hash() or counters:
+        with CheckpointReader(replayed, found) as one, CheckpointReader(audited, expected) as other:
+            tensors = list(differing_tensors(one, other))
+            if changed and (tensors or counters):
+                names = {name for name, _ in changed}
+                rounding = judge_rounding(one, other, read_config(folder), first, names, counters)
+    metrics = read_rows(folder / "metrics.jsonl"), read_rows(run_dir / "metrics.jsonl")
     is_equal = not counters and not tensors
     loss, states = _first_differing_loss(*metrics), compare_states(*metrics, sorted(expected.parameters))
-    return Audit(first, last, is_equal, counters, tensors, loss, states, conditions)
+    conditions = [sentence for _, sentence in changed]
+    return Audit(first, last, is_equal, counters, tensors, loss, states, conditions, rounding=rounding)
 
 
 def compare_states(one: list[Row], other: list[Row], parameters: list[str]) -> ComparedStates:
@@ -268,14 +280,22 @@ def _named(parameters: list[str]) -> str:
 
 
 def audited_checkpoints(run_dir: Path) -> dict[str, str]:
-    """What the newest audit of each checkpoint found, by the checkpoint's content hash: "audited" if all was equal."""
+    """What the newest audit of each checkpoint found, by the checkpoint's content hash: "audited" if all was equal, and
+    "audited within rounding" if it was so under other conditions."""
     return {row["of"]: _verdict(row) for row in read_rows(run_dir / AUDITS)}
 
 
 def _verdict(row: Row) -> str:
     if row["is_equal"]:
         return "audited" if row["states"]["first_different"] is None else "audited, but a step's state differs"
-    return "differs from its replay, as expected" if row.get("conditions") else "differs from its replay"
+    if not row.get("conditions"):
+        return "differs from its replay"
+    rounding = row.get("rounding")
+    if rounding is None:  # of an older version
+        return "differs from its replay, as expected"
+    if rounding["is_within"] is None:
+        return "differs from its replay, no verdict"
+    return "audited within rounding" if rounding["is_within"] else "differs from its replay beyond rounding"
 
 
 def _variables_of(run_dir: Path) -> list[str]:
@@ -341,11 +361,11 @@ def _values(rows: list[Row], key: str) -> dict[int, Any]:
     return {row["step"]: row[key] for row in rows if key in row}
 
 
-def _differing_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[str]:
-    """What was not the same for the launches of the run that trained these steps."""
+def _changed_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[tuple[str, str]]:
+    """What was not the same for the launches of the run that trained these steps: its name, and a sentence."""
     now = _conditions_of(replay)
     return [
-        f"{name} was {value} from step {row['step']} on, is {now.get(name)}"
+        (name, f"{name} was {value} from step {row['step']} on, is {now.get(name)}")
         for row in _launches_of(launches, first)
         if row["step"] < last
         for name, value in _conditions_of(row).items()

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from multihop.cluster.console import console
@@ -155,10 +156,8 @@ class _Audits(threading.Thread):
             step = row["states"]["first_different"]
             found = "" if step is None else f"; the state of step {step:,} differs: see {log}"
             self._print(f"audit     {steps}: equal, bit for bit{found}")
-        elif row["conditions"]:
-            self._print(f"audit     {steps} differ, as expected: {'; '.join(row['conditions'])}")
         else:
-            self._print(f"audit     {steps} DIFFER from their replay: see {log}")
+            self._print(f"audit     {_difference(steps, row, log)}")
 
     def _outcome(self, due: AuditDue) -> dict[str, Any] | None:
         rows = [row for row in read_rows(self._folder / AUDITS) if row["of"] == due.content]
@@ -183,6 +182,18 @@ class _Audits(threading.Thread):
 
 def _steps(due: AuditDue) -> str:
     return f"steps {due.first + 1:,} to {due.last:,}"
+
+
+def _difference(steps: str, row: dict[str, Any], log: Path) -> str:
+    """What is printed of an audit whose bits differ."""
+    rounding, conditions = row.get("rounding"), "; ".join(row["conditions"])
+    if rounding is None:
+        return f"{steps} DIFFER from their replay: see {log}"
+    if rounding["is_within"] is None:
+        return f"{steps} differ, no verdict: {rounding['reason']} ({conditions})"
+    if rounding["is_within"]:
+        return f"{steps}: within rounding ({conditions})"
+    return f"{steps} DIFFER from their replay beyond rounding ({conditions}): see {log}"
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:

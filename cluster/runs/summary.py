@@ -89,10 +89,13 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
 
 def audits_of(run_dir: Path) -> list[Row]:
     """Return what audits.jsonl says of each audit: the steps, whether all bits are equal, what was not the same in the
-    replay, so that other bits are expected, and the first step whose state differs."""
+    replay, so that other bits are expected, the first step whose state differs, and if it was judged, whether the
+    differences are within rounding."""
     keys = "first", "last", "is_equal", "conditions"
     return [
-        {key: row[key] for key in keys} | {"first_different_step": row["states"]["first_different"]}
+        {key: row[key] for key in keys}
+        | {"first_different_step": row["states"]["first_different"]}
+        | ({"rounding": row["rounding"]} if row.get("rounding") is not None else {})  # older versions did not judge
         for row in read_rows(run_dir / AUDITS)
     ]
 

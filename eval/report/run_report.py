@@ -283,7 +283,16 @@ def _verdict(audit: dict[str, Any]) -> str:
         step = audit.get("first_different_step")
         return "equal" if step is None else f"equal, but the state of step {step:,} differs"
     conditions = audit.get("conditions")  # which older versions did not write
-    return f"differ, as expected ({'; '.join(conditions)})" if conditions else "differ"
+    if not conditions:
+        return "differ"
+    rounding = audit.get("rounding")
+    if rounding is None:  # of an older version
+        verdict = "differ, as expected"
+    elif rounding["is_within"] is None:
+        verdict = f"differ, no verdict: {rounding['reason']}"
+    else:
+        verdict = "within rounding" if rounding["is_within"] else "differ beyond rounding"
+    return f"{verdict} ({'; '.join(conditions)})"
 
 
 def as_pairs(tree: Any) -> Pairs:

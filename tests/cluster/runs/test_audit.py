@@ -7,20 +7,33 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import objective_recipes
 import pytest
+import torch
 from kinds_of_families import OBJECTIVES
 from rank_jobs import A_WEIGHT, run_worker, run_worker_to, run_worker_with_fault
 from rank_pool import RankPool
 from worker_runs import recipe
 from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
 
-from multihop.cluster.runs.audit import Audit, ComparedStates, compare_replay, compare_states, replay_folder, state_of
+from multihop.cluster.runs.audit import (
+    Audit,
+    ComparedStates,
+    audited_checkpoints,
+    compare_replay,
+    compare_states,
+    replay_folder,
+    state_of,
+)
+from multihop.cluster.runs.summary import audits_of
 from multihop.cluster.tracking.connection import connect, store_uri
 from multihop.common.files import canonical_json, sha256_file
+from multihop.common.json_lines import append_row
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.rounding import MAX_STEPS, LargestDifference, Read, largest_differences
 from multihop.pretrain.checkpoint.verify import verify
-from multihop.pretrain.run.files import STATE_CHECKSUMS
+from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 Pool = Callable[[int], RankPool]
@@ -36,9 +49,13 @@ def trained(pool: Pool, ranks: int, folder: Path, data: Path, fault: str = "none
     return run
 
 
-def audited(pool: Pool, run: Path, first: int, last: int, every_step: bool = False) -> Audit:
+def audited(pool: Pool, run: Path, first: int, last: int, every_step: bool = False, **engine: Any) -> Audit:
+    """Audit with other keys of the recipe's section `engine`."""
     expected = verify(folder_of_step(str(run / "checkpoints"), last))
     with replay_folder(run, first, expected, every_step) as folder:
+        content = json.loads((folder / "recipe.json").read_text())
+        content["engine"].update(engine)
+        (folder / "recipe.json").write_text(json.dumps(content))
         assert pool(expected.world_size).run(run_worker_to, folder, last) == [0] * expected.world_size
         return compare_replay(run, folder, first, expected)
 
@@ -124,6 +141,123 @@ def test_a_wrong_step_is_found_and_named(pool: Pool, bert_data: Path, tmp_path: 
     assert not audited(pool, run, 3, 8).is_equal and audited(pool, run, 6, 8).is_equal
 
 
+@pytest.mark.parametrize(
+    ("changes", "bit", "difference"),
+    [
+        ({"engine__zero_stage": 2}, 22, 0.2),  # 1 becomes 1.5
+        pytest.param({"engine__precision": "bf16"}, 25, 0.9, marks=pytest.mark.long),  # 1 becomes 1/16
+        pytest.param({"engine__precision": "fp16", "optimizer__name": "muon"}, 25, 0.9, marks=pytest.mark.long),
+    ],
+)
+def test_other_sums_are_within_rounding_and_one_flipped_bit_is_not(
+    pool: Pool,
+    bert_data: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    bit: int,
+    difference: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run's micro-batches have two samples, and the replay's one."""
+    run = trained(pool, 2, tmp_path, bert_data, model__dropout=0.0, **changes)
+    outcome = audited(pool, run, 3, 6, micro_batch_size=1)
+    assert not outcome.is_equal and len(outcome.tensors) > 10 and outcome.is_proven
+    assert outcome.conditions == ["micro_batch_sizes was [2] from step 0 on, is [1]"]
+    assert outcome.rounding is not None and outcome.rounding.relative is not None
+    assert 0 < outcome.rounding.relative <= (outcome.rounding.bound or 0)
+    monkeypatch.setitem(MAX_STEPS, changes.get("engine__precision", "fp32"), 2)
+    unjudged = audited(pool, run, 3, 6, micro_batch_size=1)
+    assert unjudged.rounding is not None and unjudged.rounding.is_within is None and not unjudged.is_proven
+    assert unjudged.rounding.reason.startswith("3 steps were replayed") and "up to 2" in unjudged.rounding.reason
+    monkeypatch.undo()
+    flip_a_bit(Path(folder_of_step(str(run / "checkpoints"), 6)), bit)
+    outcome = audited(pool, run, 3, 6, micro_batch_size=1)
+    assert outcome.rounding is not None and outcome.rounding.is_within is False and not outcome.is_proven
+    assert (outcome.rounding.kind, outcome.rounding.relative) == ("weight", pytest.approx(difference, abs=0.02))
+    assert audited(pool, run, 3, 6).rounding is None  # under the same conditions equal bits are required
+
+
+@pytest.mark.parametrize("fault", ["batch", pytest.param("betas of a step", marks=pytest.mark.long)])
+def test_a_wrong_step_is_beyond_rounding(pool: Pool, bert_data: Path, tmp_path: Path, fault: str) -> None:
+    run = trained(pool, 2, tmp_path, bert_data, fault, model__dropout=0.0)
+    for last in (6, 8):  # it was in step 5
+        outcome = audited(pool, run, 3, last, micro_batch_size=1)
+        assert outcome.rounding is not None and outcome.rounding.is_within is False and not outcome.is_proven
+        assert (outcome.rounding.relative or 0) > 10 * (outcome.rounding.bound or 0)  # whatever its counters say
+    assert audited(pool, run, 6, 8, micro_batch_size=1).is_proven
+
+
+@pytest.mark.long
+def test_there_is_no_verdict_where_other_numbers_are_drawn(pool: Pool, bert_data: Path, tmp_path: Path) -> None:
+    run = trained(pool, 1, tmp_path, bert_data)
+    outcome = audited(pool, run, 3, 6, micro_batch_size=1)
+    assert outcome.rounding is not None and outcome.rounding.is_within is None and not outcome.is_proven
+    assert outcome.rounding.reason == "with another micro_batch_sizes, dropout or bptt may draw other numbers"
+
+
+def test_an_element_is_compared_with_its_size_and_the_others() -> None:
+    generator = torch.Generator().manual_seed(1)
+    expected = {"w": torch.randn(10_000, generator=generator), "zero": torch.full((8,), 1e-9)}
+
+    def largest(found: dict[str, torch.Tensor]) -> LargestDifference:
+        def reader(state: dict[str, torch.Tensor]) -> Read:
+            return lambda kind, name, start, count: state[name][start : start + count]
+
+        tensors = [("exp_avg", name, tensor.numel()) for name, tensor in expected.items()]
+        (row,) = largest_differences(reader(found), reader(expected), tensors)
+        return row
+
+    weights, noise = expected["w"], expected["zero"]
+    assert largest({"w": weights, "zero": -noise}).relative < 1e-7  # a gradient that is 0 but for rounding
+    assert largest({"w": weights * 1.0001, "zero": noise}).relative < 1e-4
+    for value, at_least in ((weights[5] + 0.5, 0.1), (torch.inf, torch.inf), (torch.nan, torch.inf)):
+        flipped = weights.clone()
+        flipped[5] = value
+        found = largest({"w": flipped, "zero": noise})
+        assert found.parameter == "w" and found.relative >= at_least
+
+
+def test_weights_that_rounding_alone_moves_are_not_judged() -> None:
+    """As the bias of the attention's keys: the gradient is noise, and Adam's steps are as large as elsewhere."""
+    noise = torch.tensor([3e-9, -2e-9])
+    expected = {
+        "weight": {"w": torch.ones(100), "bias": torch.zeros(2)},
+        "exp_avg": {"w": torch.ones(100), "bias": noise},
+    }
+    tensors = [(kind, name, tensor.numel()) for kind, of in expected.items() for name, tensor in of.items()]
+
+    def largest_weight(bias: torch.Tensor, moment: torch.Tensor) -> LargestDifference:
+        found = {"weight": {**expected["weight"], "bias": bias}, "exp_avg": {**expected["exp_avg"], "bias": moment}}
+
+        def reader(state: dict[str, dict[str, torch.Tensor]]) -> Read:
+            return lambda kind, name, start, count: state[kind][name][start : start + count]
+
+        rows = largest_differences(reader(found), reader(expected), tensors)
+        return {row.kind: row for row in rows}["weight"]
+
+    moved = torch.tensor([0.01, 0.0])
+    assert largest_weight(moved, -noise).relative == 0
+    judged = largest_weight(moved, noise)
+    assert judged.parameter == "bias" and judged.relative == pytest.approx(0.1, rel=0.02)
+
+
+def test_rows_of_audits_are_listed_in_words(tmp_path: Path) -> None:
+    states = {"first_different": None}
+    rows: dict[str, dict[str, Any]] = {
+        "audited": {"is_equal": True, "conditions": []},
+        "differs from its replay": {"is_equal": False, "conditions": [], "rounding": None},
+        "differs from its replay, as expected": {"is_equal": False, "conditions": ["torch"]},  # of an older version
+        "audited within rounding": {"rounding": {"is_within": True}},
+        "differs from its replay beyond rounding": {"rounding": {"is_within": False}},
+        "differs from its replay, no verdict": {"rounding": {"is_within": None}},
+    }
+    other = {"is_equal": False, "conditions": ["torch"], "states": states, "first": 1, "last": 2}
+    for verdict, row in rows.items():
+        append_row(tmp_path / AUDITS, {**other, **row, "of": verdict})
+    assert audited_checkpoints(tmp_path) == {verdict: verdict for verdict in rows}
+    assert [row.get("rounding") for row in audits_of(tmp_path)] == [row.get("rounding") for row in rows.values()]
+
+
 @pytest.mark.parametrize("fault", [pytest.param("exp_avg", marks=pytest.mark.long), "gradient"])
 def test_the_first_step_that_differs_is_found_by_checksums(
     pool: Pool, bert_data: Path, tmp_path: Path, fault: str
@@ -152,13 +286,15 @@ def test_steps_that_were_trained_twice_are_those_of_the_last_launch() -> None:
     assert compare_states(replay, run, names) == ComparedStates(3, 1, 2, ["weight"])
 
 
-def flip_a_bit(checkpoint: Path) -> None:
-    """Flip a bit of the last element of a checkpoint's last file, and make its hashes those of the new content."""
+def flip_a_bit(checkpoint: Path, bit: int = 0) -> None:
+    """Flip a bit of the largest element of a checkpoint's last file, a weight, and make its hashes those of the new
+    content."""
     manifest = read_checkpoint_manifest(str(checkpoint))
     *others, last = manifest.files
     path = checkpoint / last.file
     content = bytearray(path.read_bytes())
-    content[-4] ^= 1
+    elements = np.frombuffer(content, "<i4", offset=8 + int.from_bytes(content[:8], "little"))
+    elements[np.argmax(np.abs(elements.view("<f4")))] ^= 1 << bit
     path.write_bytes(content)
     changed = manifest.model_copy(update={"files": [*others, last.model_copy(update={"sha256": sha256_file(path)})]})
     changed = changed.model_copy(update={"sha256": changed.compute_hash()})
@@ -222,3 +358,12 @@ def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     assert "replays   both agree in every step; the saved checkpoint differs from them" in printed
     *_, row = json_lines(tmp_path / "runs" / "small" / "audits.jsonl")
     assert not row["is_equal"] and row["replays"] == {"steps": 10, **equal}
+    launches = tmp_path / "runs" / "small" / "launches.jsonl"
+    launches.write_text(launches.read_text().replace('"threads": 1,', '"threads": 64,'))
+    printed = multihop(tmp_path, "checkpoints", "audit", "small")
+    assert "within    rounding: the largest difference of an element is" in printed and "changed   threads" in printed
+    assert "committed, audited within rounding" in multihop(tmp_path, "checkpoints", "list", "small")
+    flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)), 23)
+    printed = multihop(tmp_path, "checkpoints", "audit", "small", code=1)
+    assert "beyond    rounding: an element differs by" in printed
+    assert "committed, differs from its replay beyond rounding" in multihop(tmp_path, "checkpoints", "list", "small")

@@ -176,6 +176,18 @@ def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> N
             {"is_equal": False, "conditions": ["torch was 2.0.0"]},
             "steps 71 to 80 differ, as expected (torch was 2.0.0)",
         ),
+        (
+            {"is_equal": False, "conditions": ["torch was 2.0.0"], "rounding": {"is_within": True}},
+            "steps 71 to 80 within rounding (torch was 2.0.0)",
+        ),
+        (
+            {"is_equal": False, "conditions": ["torch was 2.0.0"], "rounding": {"is_within": False}},
+            "steps 71 to 80 differ beyond rounding (torch was 2.0.0)",
+        ),
+        (
+            {"is_equal": False, "conditions": ["torch"], "rounding": {"is_within": None, "reason": "many steps"}},
+            "steps 71 to 80 differ, no verdict: many steps (torch)",
+        ),
         ({"is_equal": False}, "steps 71 to 80 differ"),  # of an older version
     ],
 )

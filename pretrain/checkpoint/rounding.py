@@ -1,0 +1,122 @@
+"""Tells rounding from faults: how far the same steps, trained with sums in another order, can differ.
+
+Every element of a weight or moment is compared with its own size and that of the other elements:
+
+    |found - expected| / (|expected| + max(rms of its tensor, 0.1 * rms of all tensors of its kind))
+
+exp_avg_sq is compared by its square root, which like the other moments is as large as a gradient. The largest of these
+differences is judged. A mean over a tensor would hide one flipped bit among many elements, and an element's own size
+alone would make much of elements that are zero but for rounding. So are whole tensors: the gradient of the bias of the
+attention's keys is 0 in exact arithmetic. The rms of its kind says that its moments are small; but Adam divides them by
+one another, and moves its weights by what rounding alone decides. These weights are not judged.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest
+
+Read = Callable[[str, str, int, int], Tensor]
+"""Returns elements of a tensor, float32, given its kind, its parameter, the first one, and their number."""
+
+StateTensor = tuple[str, str, int]
+"""The kind, the parameter and the number of elements of a weight or moment."""
+
+BOUNDS = {"fp32": 3e-3, "fp16": 0.1, "bf16": 0.4}
+"""The largest difference that counts as rounding, by precision.
+
+Between correct replays of at most `MAX_STEPS`, `python bench/replay_rounding.py` (2026-11-29, torch 2.13, CPU) measured
+up to 2.9e-4 in fp32, 0.023 in fp16 and 0.16 in bf16: the margins are 10, 4 and 2.5. With a margin of 10, faults would
+pass in bf16."""
+MAX_STEPS = {"fp32": 20, "fp16": 10, "bf16": 10}
+"""Steps that a replay may have, because training amplifies rounding: to 0.13 in fp32 after 50, to 0.25 in bf16 after
+20."""
+_OF_KIND = 0.1
+_OF_ROUNDING = 0.1
+"""Norm of the difference of a parameter's exp_avg, relative to its norm, from which on that moment is rounding alone.
+Of a BERT with 2 layers it was 0.3 to 3 for the biases of the keys after 5 and 20 steps, and for others at most 2e-6 in
+fp32, 0.02 in fp16, and in bf16 0.05, and 0.12 for a bias of two elements."""
+_CHUNK = 2**22
+"""Elements that are in memory at once, of each checkpoint."""
+
+
+@dataclass(frozen=True)
+class LargestDifference:
+    """The element of all tensors of a kind that differs most."""
+
+    kind: str
+    """weight, or the name of a moment."""
+    parameter: str
+    relative: float
+    """The difference of the element, as in this module's docstring; inf if one of both is not finite."""
+
+
+def largest_differences(found: Read, expected: Read, tensors: list[StateTensor]) -> list[LargestDifference]:
+    """The element that differs most, of each kind of tensor; reads `found` once and `expected` twice.
+
+    Weights whose exp_avg is of rounding alone are left out; a kind of which all are is missing in the result.
+
+    Args:
+        tensors: every tensor of the state.
+    """
+    rows, of_rounding = [], set()
+    for (kind, parameter, size), scale in scales(expected, tensors).items():
+        relative = square = of_expected = 0.0
+        for one, other in _chunks((kind, parameter, size), found, expected):
+            relative = max(relative, float(relative_differences(kind, scale, one, other).max()))
+            square += float((one.double() - other.double()).square().sum())
+            of_expected += float(other.double().square().sum())
+        rows.append(LargestDifference(kind, parameter, relative))
+        if kind == "exp_avg" and square > _OF_ROUNDING**2 * of_expected:
+            of_rounding.add(parameter)
+    compared = [row for row in rows if row.kind != "weight" or row.parameter not in of_rounding]
+    kinds = dict.fromkeys(row.kind for row in compared)
+    return [max((row for row in compared if row.kind == kind), key=lambda row: row.relative) for kind in kinds]
+
+
+def scales(expected: Read, tensors: list[StateTensor]) -> dict[StateTensor, float]:
+    """What is added to the size of an element, by tensor; reads all tensors."""
+    squares = {
+        tensor: sum(float(_size(tensor[0], part).square().sum()) for (part,) in _chunks(tensor, expected))
+        for tensor in tensors
+    }
+    totals: dict[str, float] = {}
+    elements: dict[str, int] = {}
+    for (kind, _, size), square in squares.items():
+        totals[kind], elements[kind] = totals.get(kind, 0.0) + square, elements.get(kind, 0) + size
+    return {
+        (kind, parameter, size): max(
+            math.sqrt(square / max(1, size)), _OF_KIND * math.sqrt(totals[kind] / max(1, elements[kind]))
+        )
+        for (kind, parameter, size), square in squares.items()
+    }
+
+
+def relative_differences(kind: str, scale: float, found: Tensor, expected: Tensor) -> Tensor:
+    """The difference of each element, float64, as in this module's docstring; inf where one is not finite."""
+    one, other = _size(kind, found), _size(kind, expected)
+    relative = torch.where(found == expected, 0.0, (one - other).abs() / (other.abs() + scale))
+    return relative.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def tensors_of(manifest: CheckpointManifest) -> list[StateTensor]:
+    """Every tensor of a checkpoint."""
+    return [
+        (kind, parameter, math.prod(shape))
+        for parameter, shape in manifest.parameters.items()
+        for kind in manifest.other_kinds.get(parameter, manifest.kinds)
+    ]
+
+
+def _chunks(tensor: StateTensor, *reads: Read) -> Iterator[tuple[Tensor, ...]]:
+    kind, parameter, size = tensor
+    for start in range(0, size, _CHUNK):
+        yield tuple(read(kind, parameter, start, min(_CHUNK, size - start)) for read in reads)
+
+
+def _size(kind: str, tensor: Tensor) -> Tensor:
+    return tensor.double().sqrt() if kind == "exp_avg_sq" else tensor.double()
