@@ -32,6 +32,7 @@ test: lint $(VENV)/demo.done
 test-long: $(VENV)/dev.done
 	PYTHONFAULTHANDLER=1 $(PYTEST) -m "long and not alone"
 	PYTHONFAULTHANDLER=1 $(BIN)/pytest -m "long and alone"
+	PYTHONFAULTHANDLER=1 $(PYTEST) -m "hypothesis and not long" --hypothesis-profile thorough
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

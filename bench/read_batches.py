@@ -5,14 +5,13 @@
 The folders have prepared data; each objective takes the first one whose special tokens and documents or pairs suit it.
 A rank's batches are made by one data worker, as in training, from files that are in the page cache. The rate is that of
 the worker's CPU time, which other programs on the machine do not change much; that of the clock is printed beside it,
-and the CPU time in which the rank's own process receives the batches. `READ_TOKENS_PER_S` of
-pretrain/plan/outside_steps.py has the rates by which `multihop plan` tells whether reading limits a step.
+and the CPU time in which the rank's own process receives the batches. `_READ_TOKENS_PER_S` of
+pretrain/objectives/read_rates.py has the rates by which `multihop plan` tells whether reading limits a step.
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
+from multihop.common.machine import cpu_model
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
@@ -65,7 +65,7 @@ def main() -> None:
             show(rows[-1])
     report = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
+        "machine": f"{cpu_model()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
         "rows": rows,
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)

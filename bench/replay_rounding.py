@@ -4,8 +4,8 @@ From the initial weights and from a later step, the same steps are trained again
 threads, which divide matrix products, and with half the micro-batch size. The table has the largest difference of an
 element, of weights and of moments, as `multihop checkpoints audit` judges it (pretrain/checkpoint/rounding.py), by the
 number of steps that were replayed. Then, with the rounding unchanged, faults are planted: the first or the last step of
-ten reads the batch of another step; five steps, or one, have other betas; and each bit of each element of the state is
-flipped, one at a time. There is no dropout, because masks are drawn by micro-batch.
+ten reads the batch of another step; all ten steps, or one, have other betas; and each bit of each element of the state
+is flipped, one at a time. There is no dropout, because masks are drawn by micro-batch.
 
 On two ranks: torchrun --nproc-per-node 2 bench/replay_rounding.py --cases bert:tiny:bf16:adamw:2
 """
@@ -127,10 +127,6 @@ def config_of(case: str) -> TrainingConfig:
     )
 
 
-def first_of(part: tuple[int, Tensor]) -> int:
-    return part[0]
-
-
 class OtherBatch:
     """Batches of which one step's are those of another step."""
 
@@ -241,7 +237,7 @@ def difference(found: State, expected: State) -> dict[str, Any]:
     unequal = sum(int((found[0][name] != tensor).sum()) for name, tensor in expected[0].items())
     row: dict[str, Any] = {"unequal": unequal / sum(size for *_, size in tensors)}
     for name in ("weights", "moments"):
-        own = [each for each in rows if (each.kind == "weight") == (name == "weights")]
+        own = [each for each in rows if (each.kind == "weight") == (name == "weights") and not each.is_noise]
         nothing = LargestDifference("none", "those compared", 0.0)
         most = max(own, key=lambda each: each.relative, default=nothing)
         row |= {name: most.relative, f"{name}_in": f"{most.kind} of {most.parameter}"}

@@ -19,8 +19,11 @@ pytest_plugins = ["exit_status", "groups_of_tests", "tables_of_tests"]
 # Ray gives its workers a niceness of 15, with which the tests of the other process would starve them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# What a busy machine makes slow is no failure. Half of the usual number of examples: each run draws others.
-settings.register_profile("multihop", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# What a busy machine makes slow is no failure. `make test-long` runs the properties with "thorough".
+for _name, _examples in (("multihop", 50), ("thorough", 500)):
+    settings.register_profile(
+        _name, max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile("multihop")
 
 _WORDS = [

@@ -53,8 +53,8 @@ def audit_command(
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Prove a checkpoint by training its steps again. Exit code 1: some bits differ, under other conditions beyond
-    rounding or without a verdict."""
+    """Prove a checkpoint by training its steps again. Exit code 1: bits differ, unless conditions have changed and the
+    differences are within rounding."""
     location = locate_run(run, runs)
     if "://" in location and address is not None:
         raise UserError(f"--address={address}: a run in an object store is audited on this machine; remove it")
@@ -181,7 +181,8 @@ def show_audit(
         each = outcome.tensors[0]
         print(
             f"differs   {each.kind} of {each.parameter}: {each.elements:,} of {each.size:,} elements, by "
-            f"{each.relative:.1e} of their norm; tensors that differ: {len(outcome.tensors):,}"
+            + ("no finite number" if each.relative is None else f"{each.relative:.1e} of their norm")
+            + f"; tensors that differ: {len(outcome.tensors):,}"
         )
     if outcome.loss is not None:
         step, found, expected = outcome.loss
@@ -200,19 +201,20 @@ def show_audit(
     for sentence in outcome.conditions:
         print(safe_text(f"changed   {sentence}: other bits are expected"))
     if outcome.rounding is not None:
-        print(_rounding_line(outcome.rounding, bool(outcome.counters)))
+        print(_rounding_line(outcome.rounding))
     return 0 if outcome.is_proven else 1
 
 
-def _rounding_line(found: "Rounding", counters_differ: bool) -> str:
+def _rounding_line(found: "Rounding") -> str:
     if found.is_within is None:
         return f"verdict   none: {found.reason}"
-    largest = f"{found.relative:.1e}, in {found.kind} of {found.parameter}"
+    number = "no finite number" if found.relative is None else f"{found.relative:.1e}"
+    largest = f"{number}, in {found.kind} of {found.parameter}"
     if found.is_within:
         return f"within    rounding: the largest difference of an element is {largest}; bound {found.bound:.1e}"
-    if counters_differ:
+    if found.relative is not None and found.bound is not None and found.relative <= found.bound:
         return "beyond    rounding, which changes no counter"
-    return f"beyond    rounding: an element differs by {largest}, where rounding gives at most {found.bound:.1e}"
+    return f"beyond    rounding: an element differs by {largest}; bound {found.bound:.1e}"
 
 
 def show_average(location: str, last: int, out: Path) -> None:

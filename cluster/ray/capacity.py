@@ -181,10 +181,10 @@ class ScaleUpPolicy:
         self._rows.clear()
         self._room = 0
 
-    def observe(self, row: dict[str, Any]) -> None:
-        """Take a row of metrics.jsonl; rows with a loss give the time of a step."""
+    def observe(self, row: dict[str, Any], now: float) -> None:
+        """Take a row of metrics.jsonl; rows with a loss give the time of a step, by the clock of rank 0."""
         if "loss" in row and "time" in row:
-            self._cost = self._cost or row["time"] - self._requested_at
+            self._cost = self._cost or now - self._requested_at
             self._rows.append((row["step"], row["time"]))
 
     def is_worth_restart(self, ranks: int, room: int, now: float) -> bool:

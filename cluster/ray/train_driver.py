@@ -145,7 +145,7 @@ class _Training:
             return None
         self._step_before = newest_step(self._checkpoints)
         self._times["requested"] = time.time()
-        self._scale_up.on_request(self._times["requested"])
+        self._scale_up.on_request(time.monotonic())
         config = {
             "run_dir": str(self._run_dir),
             "remote": self._remote and asdict(self._remote),
@@ -247,7 +247,7 @@ class _Training:
         for row in self._rows.read():
             has_rows = True
             self._times["last_row"] = row.get("time", self._times["requested"])
-            self._scale_up.observe(row)
+            self._scale_up.observe(row, time.monotonic())
             self._on_row(row)
         return has_rows
 

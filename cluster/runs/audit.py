@@ -160,7 +160,11 @@ def tag_audits(run_dir: Path) -> None:
     from multihop.cluster.tracking.tracker import tag_run
 
     uri = read_json_object(run_dir / "recipe.json").get("tracking", {}).get("uri")
-    tag_run(run_dir, uri, AUDITS_TAG, json.dumps(audits_of(run_dir)))
+    short = [  # a tag has at most 5,000 characters
+        {key: value["is_within"] if key == "rounding" else value for key, value in audit.items()}
+        for audit in audits_of(run_dir)
+    ]
+    tag_run(run_dir, uri, AUDITS_TAG, json.dumps(short))
 
 
 def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest, address: str | None) -> None:

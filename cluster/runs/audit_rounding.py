@@ -1,15 +1,22 @@
 """Judges an audit whose replay ran under other conditions: whether it differs by no more than rounding."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from multihop.pretrain.checkpoint.reader import CheckpointReader
-from multihop.pretrain.checkpoint.rounding import BOUNDS, MAX_STEPS, largest_differences, tensors_of
+from multihop.pretrain.checkpoint.rounding import (
+    BOUNDS,
+    MAX_STEPS,
+    NOISE_BOUND,
+    largest_differences,
+    tensors_of,
+)
 from multihop.pretrain.config import TrainingConfig
 
-_DRAWN_BY = ("world_size", "device", "micro_batch_sizes", "torch", "versions")
+_DRAWN_BY = ("world_size", "device", "micro_batch_sizes", "torch", "triton", "multihop's code", "versions")
 """Conditions that decide which units dropout drops; "versions" is changed if the run did not record them."""
-_INITIALIZED_BY = ("torch", "versions")
+_INITIALIZED_BY = ("torch", "multihop's code", "versions")
 """Conditions that decide the initial weights."""
 
 
@@ -26,7 +33,7 @@ class Rounding:
     parameter: str | None = None
     """The tensor's parameter."""
     relative: float | None = None
-    """The element's difference (`multihop.pretrain.checkpoint.rounding`)."""
+    """The element's difference (`multihop.pretrain.checkpoint.rounding`); None: it is not finite."""
     bound: float | None = None
     """The largest difference that counts as rounding."""
 
@@ -39,7 +46,7 @@ def judge_rounding(
     changed: Collection[str],
     counters: list[str],
 ) -> Rounding:
-    """Judge a replay; reads both checkpoints whole.
+    """Judge a replay; reads one checkpoint whole and the other twice.
 
     Args:
         config: the recipe of the replay.
@@ -51,10 +58,13 @@ def judge_rounding(
     reason = _why_no_verdict(config, first, expected.manifest.step - first, changed)
     if reason:
         return Rounding(None, reason)
+    if counters and precision == "fp16":
+        return Rounding(None, f"{counters[0]}: in fp16 rounding decides whether a step overflows")
     rows = largest_differences(found.read, expected.read, tensors_of(expected.manifest))
-    most, bound = max(rows, key=lambda row: row.relative), BOUNDS[precision]
-    is_within = not counters and most.relative <= bound
-    return Rounding(is_within, "", most.kind, most.parameter, most.relative, bound)
+    bounds = [NOISE_BOUND if row.is_noise else BOUNDS[precision] for row in rows]
+    most, bound = max(zip(rows, bounds, strict=True), key=lambda each: each[0].relative / each[1])
+    relative = most.relative if math.isfinite(most.relative) else None
+    return Rounding(not counters and most.relative <= bound, "", most.kind, most.parameter, relative, bound)
 
 
 def _why_no_verdict(config: TrainingConfig, first: int, steps: int, changed: Collection[str]) -> str:
@@ -68,9 +78,9 @@ def _why_no_verdict(config: TrainingConfig, first: int, steps: int, changed: Col
     if keys.get("bptt") or any(rate for key, rate in keys.items() if "dropout" in key):
         drawn = [name for name in _DRAWN_BY if name in changed]
         if drawn:
-            return f"with another {' and '.join(drawn)}, dropout or bptt may draw other numbers"
+            return f"{', '.join(drawn)} changed, so dropout or bptt may draw other numbers"
     if first == 0 and config.model.init_from is None:
         initialized = [name for name in _INITIALIZED_BY if name in changed]
         if initialized:
-            return f"with another {' and '.join(initialized)}, the initial weights may be others"
+            return f"{', '.join(initialized)} changed, so the initial weights may be others"
     return ""

@@ -30,8 +30,8 @@ from multihop.pretrain.run.files import PLANS
 _GB = 1e9
 _KEY_VERSION = 3
 """Changes with what a plan computes."""
-_SECTIONS = {"model", "objective", "phases", "optimizer", "engine", "data", "checkpoint"}
-"""The sections of a recipe that a plan depends on."""
+_SECTIONS = {"model", "objective", "phases", "optimizer", "engine", "data"}
+"""The sections of a recipe that a plan depends on, beside checkpoint.save_interval."""
 
 
 def plan_training(run: ResolvedRun) -> None:
@@ -76,7 +76,7 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
     setting = {"links": asdict(links_of(gpu, ranks)), "engine": engine_setting(recipe)}
     data = None if run.data is None else run.data.fingerprint
     training = recipe.model_dump(mode="json", include=_SECTIONS)
-    key = sha256_json([_KEY_VERSION, training, data, asdict(gpu), ranks])
+    key = sha256_json([_KEY_VERSION, training, recipe.checkpoint.save_interval, data, asdict(gpu), ranks])
     if last.get("key") == key:
         plans = last["phases"]
     else:

@@ -25,8 +25,8 @@ class TensorDifference:
     """Number of elements whose bits differ."""
     size: int
     """Number of all elements."""
-    relative: float
-    """Euclidean norm of the difference, divided by that of the expected tensor."""
+    relative: float | None
+    """Euclidean norm of the difference, divided by that of the expected tensor; None: it is not finite."""
 
 
 def differing_counters(found: CheckpointManifest, expected: CheckpointManifest) -> list[str]:
@@ -54,4 +54,4 @@ def differing_tensors(found: CheckpointReader, expected: CheckpointReader) -> It
                 of_expected += float(other.double().square().sum())
             if elements:
                 relative = math.sqrt(square / of_expected) if of_expected else math.inf
-                yield TensorDifference(parameter, kind, elements, size, relative)
+                yield TensorDifference(parameter, kind, elements, size, relative if math.isfinite(relative) else None)

@@ -8,12 +8,13 @@ exp_avg_sq is compared by its square root, which like the other moments is as la
 differences is judged. A mean over a tensor would hide one flipped bit among many elements, and an element's own size
 alone would make much of elements that are zero but for rounding. So are whole tensors: the gradient of the bias of the
 attention's keys is 0 in exact arithmetic. The rms of its kind says that its moments are small; but Adam divides them by
-one another, and moves its weights by what rounding alone decides. These weights are not judged.
+one another, and moves its weights by what rounding alone decides. Such weights have a bound of their own, which only
+numbers of another order of magnitude exceed.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,7 +36,11 @@ pass in bf16."""
 MAX_STEPS = {"fp32": 20, "fp16": 10, "bf16": 10}
 """Steps that a replay may have, because training amplifies rounding: to 0.13 in fp32 after 50, to 0.25 in bf16 after
 20."""
+NOISE_BOUND = 10.0
+"""The largest difference of a weight whose exp_avg is rounding alone: both trainings move it by about as much, in other
+directions."""
 _OF_KIND = 0.1
+"""Share of the rms of a kind that is added to an element's size at least."""
 _OF_ROUNDING = 0.1
 """Norm of the difference of a parameter's exp_avg, relative to its norm, from which on that moment is rounding alone.
 Of a BERT with 2 layers it was 0.3 to 3 for the biases of the keys after 5 and 20 steps, and for others at most 2e-6 in
@@ -53,17 +58,19 @@ class LargestDifference:
     parameter: str
     relative: float
     """The difference of the element, as in this module's docstring; inf if one of both is not finite."""
+    is_noise: bool = False
+    """Whether it is a weight whose exp_avg is rounding alone."""
 
 
 def largest_differences(found: Read, expected: Read, tensors: list[StateTensor]) -> list[LargestDifference]:
     """The element that differs most, of each kind of tensor; reads `found` once and `expected` twice.
 
-    Weights whose exp_avg is of rounding alone are left out; a kind of which all are is missing in the result.
+    Weights whose exp_avg is rounding alone are a kind of their own.
 
     Args:
         tensors: every tensor of the state.
     """
-    rows, of_rounding = [], set()
+    rows, noise = [], set()
     for (kind, parameter, size), scale in scales(expected, tensors).items():
         relative = square = of_expected = 0.0
         for one, other in _chunks((kind, parameter, size), found, expected):
@@ -72,10 +79,12 @@ def largest_differences(found: Read, expected: Read, tensors: list[StateTensor])
             of_expected += float(other.double().square().sum())
         rows.append(LargestDifference(kind, parameter, relative))
         if kind == "exp_avg" and square > _OF_ROUNDING**2 * of_expected:
-            of_rounding.add(parameter)
-    compared = [row for row in rows if row.kind != "weight" or row.parameter not in of_rounding]
-    kinds = dict.fromkeys(row.kind for row in compared)
-    return [max((row for row in compared if row.kind == kind), key=lambda row: row.relative) for kind in kinds]
+            noise.add(parameter)
+    rows = [replace(row, is_noise=row.kind == "weight" and row.parameter in noise) for row in rows]
+    kinds = dict.fromkeys((row.kind, row.is_noise) for row in rows)
+    return [
+        max((row for row in rows if (row.kind, row.is_noise) == kind), key=lambda row: row.relative) for kind in kinds
+    ]
 
 
 def scales(expected: Read, tensors: list[StateTensor]) -> dict[StateTensor, float]:

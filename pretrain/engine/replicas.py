@@ -27,6 +27,8 @@ from multihop.pretrain.engine.ranks import Ranks
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "pyarrow", "triton")
 _WORD_BYTES = 8
+_CHUNK = 2**22
+"""Integers that are summed at once; those of fewer than 64 bits are widened."""
 _ROW = 1024
 """Integers in a row of the grid whose sums by row and by column give a checksum."""
 CHECKSUM_DIGITS = 8
@@ -45,21 +47,33 @@ def fletcher(integers: Tensor) -> Tensor:
     Their sum, which any single flipped bit changes; and the sum of each times its position from 1, which changes as
     well if two changes cancel in the first, or two integers are exchanged.
     """
+    sums = torch.zeros(2, dtype=torch.int64, device=integers.device)
+    for number, part in enumerate(integers.split(_CHUNK)):
+        total, weighted = _fletcher(part.long())
+        sums += torch.stack([total, weighted + number * _CHUNK * total])
+    return sums
+
+
+def _fletcher(integers: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of int64 (n,)."""
     whole, device = len(integers) // _ROW * _ROW, integers.device
-    grid, rest = integers[:whole].view(-1, _ROW), integers[whole:].long()
+    grid, rest = integers[:whole].view(-1, _ROW), integers[whole:]
     # The integer in row r and column c has the position r * _ROW + c + 1.
-    rows, columns = (grid.sum(dim, dtype=torch.int64) for dim in (1, 0))
+    rows, columns = grid.sum(1), grid.sum(0)
     weighted = _ROW * (rows * torch.arange(len(rows), device=device)).sum()
     weighted += (columns * torch.arange(1, _ROW + 1, device=device)).sum()
     weighted += (rest * torch.arange(whole + 1, len(integers) + 1, device=device)).sum()
-    return torch.stack([rows.sum() + rest.sum(), weighted])
+    return rows.sum() + rest.sum(), weighted
 
 
 def words(tensor: Tensor) -> Tensor:
     """The bytes of a tensor's elements, and zeros up to a whole word: int64 (n,). A view where that is possible."""
     if not tensor.numel():
         return torch.zeros(0, dtype=torch.int64, device=tensor.device)
-    content = tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    content = flat.view(torch.uint8)
     if len(content) % _WORD_BYTES or content.storage_offset() % _WORD_BYTES:
         padded = content.new_zeros(len(content) + -len(content) % _WORD_BYTES)
         padded[: len(content)] = content

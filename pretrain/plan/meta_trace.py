@@ -22,8 +22,6 @@ GPU_BLOCK = 512
 """Bytes to which torch's allocator for GPUs rounds up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 OnOperation = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 """See `MetaTrace`."""
-OnHostOperation = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
-"""See `MetaTrace`."""
 CategoryOf = Callable[[Any, Tensor], str]
 """See `MetaTrace`."""
 _META, _CPU = torch.device("meta"), torch.device("cpu")
@@ -57,7 +55,7 @@ class MetaTrace(TorchDispatchMode):
         block: int = GPU_BLOCK,
         on_operation: "OnOperation | None" = None,
         category_of: "CategoryOf | None" = None,
-        on_host_operation: "OnHostOperation | None" = None,
+        on_host_operation: "OnOperation | None" = None,
     ) -> None:
         """Trace.
 

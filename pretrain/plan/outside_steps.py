@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from multihop.common.gpus import Gpu
 from multihop.pretrain.config import OptimizerConfig
-from multihop.pretrain.objectives.config import ObjectiveConfig
 from multihop.pretrain.optim.optimizers import moments_of
 from multihop.pretrain.plan.collectives import Links
 from multihop.pretrain.plan.rank_trace import HostTraffic, RankTrace
@@ -19,22 +18,6 @@ from multihop.pretrain.run.heldout import MAX_SOURCES
 
 HOST_BANDWIDTH = 100e9
 """Bytes per second that the ranks of a node together read from and write to its memory. An assumption."""
-_READ_TOKENS_PER_S = {
-    "mlm+nsp": 7.1e6,
-    "mlm+sop": 5.3e6,
-    "mlm": 8.6e6,
-    "plm": 2.1e6,
-    "clm": 7.8e6,
-    "bilm": 3.6e6,
-    "translation": 5.7e6,
-    "completion": 5.4e6,
-    "ctc": 5.7e6,
-}
-"""Tokens that a process makes batches of in a second of CPU time, by objective: the lower of the medians at 128 and at
-512 tokens, from files in the page cache (2026-11-29, an Intel Xeon with AVX-512 and other load,
-`python bench/read_batches.py`); CTC's was not measured, but is made as that of translation."""
-_READ_UNITS_PER_S = 2.2e6
-"""The same with whole words, spans or n-grams masked: the lowest median of the three."""
 _PCIE = {"V100": 16e9, "A100": 32e9}
 """Bytes per second in each direction of GPUs whose links within a node are faster, by the first word of their names."""
 _PCIE_5 = 64e9
@@ -49,13 +32,6 @@ def checkpoint_bytes(optimizer: OptimizerConfig, shapes: Mapping[str, tuple[int,
     """
     copies = {name: 1 + len(moments_of(optimizer, name, shape)) for name, shape in shapes.items()}
     return sum(_FP32_BYTES * copies[name] * math.prod(shape) for name, shape in shapes.items())
-
-
-def read_tokens_per_s(objective: ObjectiveConfig) -> float:
-    """Tokens per second of the batches that a process makes on one CPU core."""
-    rate = _READ_TOKENS_PER_S[objective.name]
-    is_by_units = "masking" in objective.needs.keys and objective.masking != "tokens"
-    return min(rate, _READ_UNITS_PER_S) if is_by_units else rate
 
 
 def host_rate(gpu: Gpu, links: Links, share: float) -> float:
@@ -138,20 +114,24 @@ def evaluated_samples(heldout: int, ranks: int, sources: int) -> list[int]:
     return [math.ceil(group / ranks) for group in groups]
 
 
+def host_s(traffic: HostTraffic, gpu: Gpu, links: Links, efficiency: Efficiency) -> float:
+    """Seconds of copies between GPU and host, and of what the host's CPU reads and writes at the bandwidth of its
+    memory."""
+    copying = traffic.copied / host_rate(gpu, links, efficiency.link)
+    return copying + traffic.accessed / _host_bandwidth(links)
+
+
 def offload_s(trace: RankTrace, micro_batches: int, gpu: Gpu, links: Links, efficiency: Efficiency) -> float:
-    """Seconds of a step in which what is offloaded is copied, and updated on the host's CPU, at the bandwidth of its
-    memory; nothing is hidden behind the GPU's computing.
+    """Seconds of a step in which what is offloaded is copied, and updated on the host's CPU; nothing is hidden behind
+    the GPU's computing.
 
     Args:
-        micro_batches: Micro-batches of the step, of which the trace has one or two.
+        micro_batches: Micro-batches of the step, of which the trace has one or two: all but the first add to its
+            gradients.
     """
-
-    def seconds(traffic: HostTraffic) -> float:
-        copying = traffic.copied / host_rate(gpu, links, efficiency.link)
-        return copying + traffic.accessed / _host_bandwidth(links)
-
     first, last = trace.host_micro_batches[0], trace.host_micro_batches[-1]
-    return (micro_batches - 1) * seconds(first) + seconds(last) + seconds(trace.host_update)
+    parts = [first, *[last] * (micro_batches - 1), trace.host_update]
+    return sum(host_s(part, gpu, links, efficiency) for part in parts)
 
 
 def whole_step(

@@ -68,6 +68,8 @@ class RankTrace:
     """Of each micro-batch."""
     host_update: HostTraffic
     """Of the update."""
+    host_evaluation: HostTraffic
+    """Of the forward pass without gradients."""
 
     @property
     def peak(self) -> int:
@@ -188,13 +190,19 @@ def trace_rank(
             return
         if operation.overloadpacket in _COPIES:
             target, source = (args[0], args[1]) if operation.overloadpacket is _COPIES[0] else (result, args[0])
+            if _share_memory(target, source):  # the copy back below, which is counted there
+                return
             if trace.is_on_host(target) != trace.is_on_host(source):
                 # A copy to the GPU has the dtype of its result, and one from the GPU that of its source: torch converts
                 # on the host (aten/src/ATen/native/cuda/Copy.cu).
                 sent = source if trace.is_on_host(target) else target
                 on_host.copied += sent.numel() * sent.itemsize
+                if accumulating and config.engine.zero_stage == 3 and trace.is_on_host(target):
+                    # DeepSpeed then copies the gradients to the GPU again, which does nothing on the meta device.
+                    on_host.copied += target.numel() * target.itemsize
                 return
-        if accumulating and operation.overloadpacket is torch.ops.aten.add_ and not trace.is_on_host(args[1]):
+        on_gpu = len(args) > 1 and isinstance(args[1], Tensor) and not trace.is_on_host(args[1])
+        if accumulating and operation.overloadpacket is torch.ops.aten.add_ and on_gpu:
             # DeepSpeed copies gradients in the host's memory to the GPU, adds to them there, and copies them back. On
             # the meta device the former does nothing.
             on_host.copied += 2 * args[0].numel() * args[0].itemsize
@@ -251,10 +259,14 @@ def trace_rank(
             note_categories()
             note_peak("update")
         update, host_update = current, on_host
-        current = Counter()
+        current, on_host = Counter(), HostTraffic()
         _evaluate(engine, batches[-1])
         engine.destroy()
-    return RankTrace(between, peaks, categories, parts, update, current, host_parts, host_update)
+    return RankTrace(between, peaks, categories, parts, update, current, host_parts, host_update, on_host)
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from multihop.common.gpus import Gpu
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.models.build import build_model_on_meta
+from multihop.pretrain.objectives.read_rates import read_tokens_per_s
 from multihop.pretrain.plan.collectives import Links
 from multihop.pretrain.plan.fit import Fit, RankPlan, Vocabularies, global_samples
 from multihop.pretrain.plan.outside_steps import (
@@ -28,8 +29,8 @@ from multihop.pretrain.plan.outside_steps import (
     count_evaluations,
     evaluated_samples,
     host_rate,
+    host_s,
     offload_s,
-    read_tokens_per_s,
     seconds_of_saves,
     whole_step,
 )
@@ -167,6 +168,7 @@ class _Run:
             count, passes = math.ceil(samples / fit.samples), samples * sample_tokens / fit.batch.tokens
             seconds += samples * sample_tokens / self._read_tokens_per_s
             seconds += evaluation_time(fit.trace, count, passes, self._gpu, self._links, self._efficiency)
+            seconds += count * host_s(fit.trace.host_evaluation, self._gpu, self._links, self._efficiency)
         return seconds
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from saved_tensors import rank_file, rewrite_manifest, save
+import yaml
+from saved_tensors import as_version_3, rank_file, rewrite_manifest, save
 
 from multihop.cluster.runs.recipe import read_recipe
 from multihop.common.errors import UserError
@@ -59,6 +60,10 @@ def load_checkpoint(folder: Path, content: bytes) -> None:
     (checkpoint / rank_file(0)).write_bytes(content)
     entry = {"file": rank_file(0), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     rewrite_manifest(checkpoint, files=[entry])
+    for read in (verify, load_weights):
+        with pytest.raises(UserError):
+            read(str(checkpoint))
+    as_version_3(checkpoint, files=[entry], parameters={"a": [12]})  # of which the files have headers
     with pytest.raises(UserError):
         verify(str(checkpoint))
     load_weights(str(checkpoint))
@@ -123,4 +128,5 @@ def test_the_payloads_do_execute(tmp_path: Path) -> None:
     np.load(io.BytesIO(as_object_array(tmp_path / "array")), allow_pickle=True)
     with zipfile.ZipFile(io.BytesIO(as_torch_file(tmp_path / "torch"))) as archive:
         pickle.loads(archive.read("archive/data.pkl"))
-    assert all((tmp_path / name).exists() for name in ("pickle", "array", "torch"))
+    yaml.unsafe_load(as_yaml(tmp_path / "yaml"))
+    assert all((tmp_path / name).exists() for name in ("pickle", "array", "torch", "yaml"))

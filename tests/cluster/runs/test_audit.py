@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from multihop.cluster.tracking.connection import connect, store_uri
 from multihop.common.files import canonical_json, sha256_file
 from multihop.common.json_lines import append_row
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
-from multihop.pretrain.checkpoint.rounding import MAX_STEPS, LargestDifference, Read, largest_differences
+from multihop.pretrain.checkpoint.rounding import MAX_STEPS, NOISE_BOUND, LargestDifference, Read, largest_differences
 from multihop.pretrain.checkpoint.verify import verify
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS
 
@@ -170,7 +171,14 @@ def test_other_sums_are_within_rounding_and_one_flipped_bit_is_not(
     assert unjudged.rounding is not None and unjudged.rounding.is_within is None and not unjudged.is_proven
     assert unjudged.rounding.reason.startswith("3 steps were replayed") and "up to 2" in unjudged.rounding.reason
     monkeypatch.undo()
-    flip_a_bit(Path(folder_of_step(str(run / "checkpoints"), 6)), bit)
+    checkpoint = Path(folder_of_step(str(run / "checkpoints"), 6))
+    flip_a_bit(checkpoint, 30)  # of a weight of 1 or more: no longer finite
+    outcome = audited(pool, run, 3, 6, micro_batch_size=1)
+    assert outcome.rounding is not None and outcome.rounding.is_within is False and outcome.rounding.relative is None
+    assert json.loads(json.dumps(asdict(outcome), allow_nan=False))["rounding"]["kind"] == "weight"
+    flip_a_bit(checkpoint, 30)
+    assert audited(pool, run, 3, 6, micro_batch_size=1).is_proven
+    flip_a_bit(checkpoint, bit)
     outcome = audited(pool, run, 3, 6, micro_batch_size=1)
     assert outcome.rounding is not None and outcome.rounding.is_within is False and not outcome.is_proven
     assert (outcome.rounding.kind, outcome.rounding.relative) == ("weight", pytest.approx(difference, abs=0.02))
@@ -192,7 +200,7 @@ def test_there_is_no_verdict_where_other_numbers_are_drawn(pool: Pool, bert_data
     run = trained(pool, 1, tmp_path, bert_data)
     outcome = audited(pool, run, 3, 6, micro_batch_size=1)
     assert outcome.rounding is not None and outcome.rounding.is_within is None and not outcome.is_proven
-    assert outcome.rounding.reason == "with another micro_batch_sizes, dropout or bptt may draw other numbers"
+    assert outcome.rounding.reason == "micro_batch_sizes changed, so dropout or bptt may draw other numbers"
 
 
 def test_an_element_is_compared_with_its_size_and_the_others() -> None:
@@ -217,7 +225,7 @@ def test_an_element_is_compared_with_its_size_and_the_others() -> None:
         assert found.parameter == "w" and found.relative >= at_least
 
 
-def test_weights_that_rounding_alone_moves_are_not_judged() -> None:
+def test_weights_that_rounding_alone_moves_are_judged_by_their_size_alone() -> None:
     """As the bias of the attention's keys: the gradient is noise, and Adam's steps are as large as elsewhere."""
     noise = torch.tensor([3e-9, -2e-9])
     expected = {
@@ -233,11 +241,13 @@ def test_weights_that_rounding_alone_moves_are_not_judged() -> None:
             return lambda kind, name, start, count: state[kind][name][start : start + count]
 
         rows = largest_differences(reader(found), reader(expected), tensors)
-        return {row.kind: row for row in rows}["weight"]
+        return next(row for row in rows if row.kind == "weight" and row.parameter == "bias")
 
     moved = torch.tensor([0.01, 0.0])
-    assert largest_weight(moved, -noise).relative == 0
+    opposite, huge = largest_weight(moved, -noise), largest_weight(torch.tensor([1e36, 0.0]), -noise)
+    assert opposite.is_noise and huge.is_noise and opposite.relative < NOISE_BOUND < huge.relative
     judged = largest_weight(moved, noise)
+    assert not judged.is_noise
     assert judged.parameter == "bias" and judged.relative == pytest.approx(0.1, rel=0.02)
 
 

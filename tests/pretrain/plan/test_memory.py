@@ -20,7 +20,7 @@ from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 VOCABULARY, SAMPLES = 1000, 4
-BOUND = 0.05
+BOUND = 0.025
 """Largest relative difference of the planned bytes."""
 CASES = [
     ("bert", 1, 0, "fp32", "none", "lamb", "none"),

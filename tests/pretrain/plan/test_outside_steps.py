@@ -7,6 +7,7 @@ import pytest
 from multihop.common.gpus import GPUS
 from multihop.pretrain.config import OptimizerConfig
 from multihop.pretrain.objectives.config import OBJECTIVES, ObjectiveConfig
+from multihop.pretrain.objectives.read_rates import read_tokens_per_s
 from multihop.pretrain.plan.collectives import Links, links_of
 from multihop.pretrain.plan.outside_steps import (
     Saves,
@@ -16,7 +17,6 @@ from multihop.pretrain.plan.outside_steps import (
     evaluated_samples,
     host_rate,
     offload_s,
-    read_tokens_per_s,
     seconds_of_saves,
     whole_step,
 )
@@ -99,13 +99,13 @@ def test_masking_by_units_is_slower_to_read_and_every_objective_has_a_rate() -> 
 
 
 def trace(*traffic: HostTraffic) -> RankTrace:
-    return RankTrace({}, {}, {}, [], Counter(), Counter(), list(traffic[:-1]), traffic[-1])
+    return RankTrace({}, {}, {}, [], Counter(), Counter(), list(traffic[:-1]), traffic[-1], HostTraffic())
 
 
 def test_offloading_is_copies_and_the_update_on_the_host() -> None:
     first, last, update = HostTraffic(1000, 10), HostTraffic(3000, 50), HostTraffic(6000, 4000)
     alone = Links(1, 1, H100.link, True, 0.0)
-    copied, accessed = 4 * 1000 + 3000 + 6000, 4 * 10 + 50 + 4000
+    copied, accessed = 1000 + 4 * 3000 + 6000, 10 + 4 * 50 + 4000
     assert offload_s(trace(first, last, update), 5, H100, alone, Efficiency()) == pytest.approx(
         copied / (0.8 * 64e9) + accessed / 100e9
     )
