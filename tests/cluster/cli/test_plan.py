@@ -67,6 +67,7 @@ def test_each_phase_with_its_memory_time_and_cost(recipe: Path) -> None:
     assert found["with_failures"] is None
 
 
+@pytest.mark.long
 def test_a_slow_store_and_the_host_may_limit_a_run(recipe: Path) -> None:
     """The second phase begins with the last save of the first one in progress."""
     first, second = plan(recipe, "--gpus", "1", "--failures", "0", "--store", "0.001")["plans"]
@@ -134,6 +135,7 @@ def test_smaller_micro_batches_that_take_less_memory(recipe: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plans.png"
     arguments = ["--gpus", "2,8", "--nodes", "2", "--network", "1", "--picture", str(picture), ONE_PHASE]
@@ -204,6 +206,7 @@ def test_of_prepared_data_nothing_is_assumed(recipe: Path, texts: Path, tmp_path
     assert "not prepared" not in result.stdout
 
 
+@pytest.mark.long
 def test_no_more_ranks_than_pairs(recipe: Path) -> None:
     pairs = [
         "data.sources=[{path: pairs.jsonl, fields: {source: en, target: es}}]",

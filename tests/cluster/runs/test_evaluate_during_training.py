@@ -75,6 +75,7 @@ def check_finished(workplace: Path, steps: set[int]) -> None:
     assert {point.step for point in client.get_metric_history(parent.info.run_id, "loss")} == set(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_it_waits_for_checkpoints_and_ends_with_the_training(workplace: Path) -> None:
     beside, recipe = workplace / "beside", workplace / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("save_interval: 10", "save_interval: 40"))

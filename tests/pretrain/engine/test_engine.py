@@ -165,7 +165,7 @@ def test_thirty_steps_are_those_of_a_plain_loop(
     assert moved > 0.01, "a training that moves nothing would agree with anything"
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int) -> None:
     results = pool(2).run(train_on_pairs, settings("lamb", stage=stage), STEPS, SEQUENCES, (), True)
     _, of_weights = deviations(results, plainly("lamb"))

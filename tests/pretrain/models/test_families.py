@@ -157,7 +157,7 @@ def test_an_objective_that_the_family_does_not_declare_is_refused() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("albert", marks=pytest.mark.long)])
 def test_an_unused_pair_head_is_updated_alike_in_every_stage(
     family: str, bert_data: Path, tmp_path: Path, pool: Callable[[int], RankPool]
 ) -> None:
