@@ -28,7 +28,7 @@ test: lint $(VENV)/demo.done
 	PYTHONFAULTHANDLER=1 $(PYTEST)
 
 # Hundreds of kills, every bit flipped, every valid combination of any three of ranks, stage, precision, offload and
-# optimizer. Shows what was measured at its end.
+# optimizer; then properties of any input with ten times the examples. Shows what was measured at its end.
 test-long: $(VENV)/dev.done
 	PYTHONFAULTHANDLER=1 $(PYTEST) -m "long and not alone"
 	PYTHONFAULTHANDLER=1 $(BIN)/pytest -m "long and alone"

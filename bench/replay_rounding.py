@@ -35,7 +35,8 @@ from multihop.data_prep.pipeline.prepare import prepare
 from multihop.pretrain.checkpoint.manifest import TrainState
 from multihop.pretrain.checkpoint.rounding import (
     BOUNDS,
-    LargestDifference,
+    MAX_STEPS,
+    NOISE_BOUND,
     Read,
     largest_differences,
     relative_differences,
@@ -231,16 +232,16 @@ class Training:
 
 
 def difference(found: State, expected: State) -> dict[str, Any]:
-    """The largest difference of an element of the weights, of the moments, and the share of elements that differ."""
+    """The largest difference of an element of the weights, of those of noise, and of the moments; and the share of
+    elements that differ."""
     tensors = tensors_of(expected)
     rows = largest_differences(reader(found), reader(expected), tensors)
     unequal = sum(int((found[0][name] != tensor).sum()) for name, tensor in expected[0].items())
     row: dict[str, Any] = {"unequal": unequal / sum(size for *_, size in tensors)}
-    for name in ("weights", "moments"):
-        own = [each for each in rows if (each.kind == "weight") == (name == "weights") and not each.is_noise]
-        nothing = LargestDifference("none", "those compared", 0.0)
-        most = max(own, key=lambda each: each.relative, default=nothing)
-        row |= {name: most.relative, f"{name}_in": f"{most.kind} of {most.parameter}"}
+    for each in rows:
+        name = "noise" if each.is_noise else "weights" if each.kind == "weight" else "moments"
+        if each.relative >= row.get(name, 0.0):
+            row |= {name: each.relative, f"{name}_in": f"{each.kind} of {each.parameter}"}
     return row
 
 
@@ -311,17 +312,24 @@ def show(rows: list[dict[str, Any]]) -> None:
             continue
         cases = len({row["case"] for row in own})
         print(f"{precision}, {cases} cases, bound {bound:g}; a replay: weights, moments, share of elements that differ")
-        for what in dict.fromkeys(row["what"] for row in own if "weights" in row and row["what"] != "repeated"):
+        for what in dict.fromkeys(row["what"] for row in own if "moments" in row and row["what"] != "repeated"):
             for steps in sorted({row["steps"] for row in own if row["what"] == what}):
                 some = [row for row in own if (row["what"], row["steps"]) == (what, steps)]
                 row = (max if what in CORRECT else min)(some, key=largest_of)
                 within = sum(largest_of(row) <= bound for row in some)
                 limit = "at most" if what in CORRECT else "at least"
                 print(
-                    f"  {what:24} {steps:3} steps: {limit:8} {row['weights']:.1e}, {row['moments']:.1e}, "
+                    f"  {what:24} {steps:3} steps: {limit:8} {row.get('weights', 0.0):.1e}, {row['moments']:.1e}, "
                     f"{row['unequal']:4.0%}; within the bound {within} of {len(some)} "
                     f"({row['case']} from {row['first']})"
                 )
+        noise = [
+            row for row in own if row["what"] in CORRECT and row["steps"] <= MAX_STEPS[precision] and "noise" in row
+        ]
+        if noise:
+            most = max(noise, key=lambda row: row["noise"])
+            print(f"  weights of noise: at most {most['noise']:.1e}, bound {NOISE_BOUND:g} ({most['noise_in']})")
+            print(f"  they are: {', '.join(sorted({row['noise_in'] for row in noise}))}")
         shares = [row["shares"] for row in own if "shares" in row]
         place = next(place for place, value in enumerate(THRESHOLDS) if value >= bound)
         for kind in sorted({kind for each in shares for kind in each}):
@@ -331,8 +339,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def largest_of(row: dict[str, Any]) -> float:
-    largest: float = max(row["weights"], row["moments"])
-    return largest
+    """Of what the precision's bound is for."""
+    return max(row.get("weights", 0.0), row["moments"])
 
 
 def main() -> None:

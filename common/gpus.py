@@ -5,8 +5,10 @@ import subprocess
 from dataclasses import dataclass
 
 _QUERY_S = 20.0
-_PCIE_5 = 64e9
+PCIE_5 = 64e9
 """Bytes that 16 lanes of PCIe 5.0 send in a second."""
+_OLDER_PCIE = {"V100": 16e9, "A100": 32e9}
+"""Those of PCIe 3.0 and 4.0, of GPUs that also have NVLink, by the first word of their names."""
 USABLE = 0.9
 """Share of a GPU's memory that is planned for tensors; the rest is for CUDA, NCCL and what the allocator cannot use."""
 
@@ -39,7 +41,12 @@ class Gpu:
     @property
     def has_nvlink(self) -> bool:
         """Whether its link is faster than PCIe 5.0."""
-        return self.link > _PCIE_5
+        return self.link > PCIE_5
+
+    @property
+    def pcie(self) -> float:
+        """Bytes that it sends to, and receives from, the host's memory in a second."""
+        return min(self.link, _OLDER_PCIE.get(self.name.split()[0], PCIE_5))
 
 
 GPUS = {

@@ -24,7 +24,7 @@ from multihop.cluster.cli.plan_report import (
     with_failures,
 )
 from multihop.common.errors import UserError
-from multihop.common.gpus import USABLE
+from multihop.common.gpus import PCIE_5, USABLE
 
 if TYPE_CHECKING:
     from multihop.cluster.runs.recipe import Recipe
@@ -38,7 +38,7 @@ _ASSUMED = (
 _DIVISORS = [2, 4]
 """A sweep also tries the largest micro-batch that fits divided by these."""
 _PICTURES = (".png", ".svg", ".pdf")
-_ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS, _PCIE = 0.8, 1 / 16, 0.5, 100, 64e9
+_ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS = 0.8, 1 / 16, 0.5, 100
 """Of a GPU that is not known: the share of its bf16 rate that matrix products reach, that of fp32, the share of the
 former which attention reaches, its multiprocessors, and the bytes per second between two of them, by PCIe 5."""
 
@@ -226,7 +226,7 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
     achievable = _ACHIEVABLE * flops
     fp32 = _FP32 * flops
     return Gpu(
-        name, flops, fp32, achievable, _ATTENTION * achievable, memory_gb * GB, bandwidth_gb * GB, _PROCESSORS, _PCIE
+        name, flops, fp32, achievable, _ATTENTION * achievable, memory_gb * GB, bandwidth_gb * GB, _PROCESSORS, PCIE_5
     )
 
 

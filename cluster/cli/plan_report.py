@@ -18,7 +18,7 @@ _MOST = 20.0
 _FEWEST_FAILURES = 0.01
 """Below this expected number the failures of a run are not worth a line."""
 _FEWEST_OUTSIDE = 0.01
-"""Below this share of the time its saves and held-out evaluations are not worth one."""
+"""Below this share of the time its saves and held-out evaluations are not worth a line."""
 
 
 def cheapest_first(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:

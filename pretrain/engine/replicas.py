@@ -55,7 +55,7 @@ def fletcher(integers: Tensor) -> Tensor:
 
 
 def _fletcher(integers: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of int64 (n,)."""
+    """The two sums of Fletcher's checksum, of int64 (n,)."""
     whole, device = len(integers) // _ROW * _ROW, integers.device
     grid, rest = integers[:whole].view(-1, _ROW), integers[whole:]
     # The integer in row r and column c has the position r * _ROW + c + 1.

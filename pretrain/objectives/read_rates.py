@@ -1,4 +1,4 @@
-"""How fast batches are made, by objective."""
+"""How fast samples are read and collated into batches, by objective."""
 
 from multihop.pretrain.objectives.config import ObjectiveConfig
 
@@ -13,15 +13,15 @@ _READ_TOKENS_PER_S = {
     "completion": 5.4e6,
     "ctc": 5.7e6,
 }
-"""Tokens that a process makes batches of in a second of CPU time, by objective: the lower of the medians at 128 and at
-512 tokens, from files in the page cache (2026-11-29, an Intel Xeon with AVX-512 and other load,
+"""Tokens that a process collates into batches in a second of CPU time, by objective: the lower of the medians at 128
+and at 512 tokens, from files in the page cache (2026-11-29, an Intel Xeon with AVX-512 and other load,
 `python bench/read_batches.py`); CTC's was not measured, but is made as that of translation."""
 _READ_UNITS_PER_S = 2.2e6
 """The same with whole words, spans or n-grams masked: the lowest median of the three."""
 
 
 def read_tokens_per_s(objective: ObjectiveConfig) -> float:
-    """Tokens per second of the batches that a process makes on one CPU core."""
+    """Tokens per second that a process on one CPU core collates into batches."""
     rate = _READ_TOKENS_PER_S[objective.name]
     is_by_units = "masking" in objective.needs.keys and objective.masking != "tokens"
     return min(rate, _READ_UNITS_PER_S) if is_by_units else rate

@@ -75,7 +75,7 @@ class RankPlan:
 
     @cached_property
     def heldout_samples(self) -> int:
-        """Samples of a held-out evaluation over all ranks; of prepared data after a call of `micro_batch`."""
+        """Samples of a held-out evaluation over all ranks."""
         asked = self.config.engine.heldout_samples
         return asked if self.prepared is None else min(asked, count_heldout(self.config, *self.prepared))
 

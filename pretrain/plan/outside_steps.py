@@ -18,9 +18,6 @@ from multihop.pretrain.run.heldout import MAX_SOURCES
 
 HOST_BANDWIDTH = 100e9
 """Bytes per second that the ranks of a node together read from and write to its memory. An assumption."""
-_PCIE = {"V100": 16e9, "A100": 32e9}
-"""Bytes per second in each direction of GPUs whose links within a node are faster, by the first word of their names."""
-_PCIE_5 = 64e9
 _FP32_BYTES = 4
 
 
@@ -40,15 +37,14 @@ def host_rate(gpu: Gpu, links: Links, share: float) -> float:
     Args:
         share: Of the bandwidth of PCIe, what a copy reaches.
     """
-    pcie = min(gpu.link, _PCIE.get(gpu.name.split()[0], _PCIE_5))
-    return min(share * pcie, _host_bandwidth(links))
+    return min(share * gpu.pcie, _host_bandwidth(links))
 
 
 def count_due(first: int, steps: int, interval: int, total: int) -> int:
     """How many of the steps after `first` are multiples of an interval, or the last one of a run of `total` steps."""
     last = first + steps
-    is_odd_end = last == total and total % interval != 0
-    return last // interval - first // interval + is_odd_end
+    ends_between = last == total and total % interval != 0
+    return last // interval - first // interval + ends_between
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def prepared_batch(
 
 
 def count_heldout(config: TrainingConfig, data: Path, index: Path) -> int:
-    """Return the number of samples that the held-out documents yield; call `prepared_batch` before."""
+    """Return the number of samples that the held-out documents yield."""
     opened = open_dataset(data)
+    build_indexes(index, opened, config)
     return open_index(index, opened, "heldout", config.objective, config.phases[0].seq_len).size

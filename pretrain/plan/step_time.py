@@ -155,7 +155,7 @@ def evaluation_time(
 
 def together(first: StepTime, second: StepTime) -> StepTime:
     """The parts of two times with the same overlap, as if all of their operations were done at once."""
-    return replace(_step_time(first.parts + second.parts, Efficiency()), overlap=first.overlap)
+    return StepTime(*(first.parts + second.parts).tolist(), first.overlap)
 
 
 def _scaled(time: StepTime, share: float) -> StepTime:

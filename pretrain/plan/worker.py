@@ -44,8 +44,8 @@ def main() -> None:
     It has `recipe`, the sections of `TrainingConfig`; `settings`, each with `links` (the fields of `Links`) and
     `engine`, which are changes of that section; `prepared`, the directories of prepared data and its indexes, or None;
     `vocabularies`, `gpu` (the fields of `Gpu`) and `limit_bytes`; and `store`, the bytes per second at which all ranks
-    together write a checkpoint. A setting may have `micro_batch_divisors`: it is
-    planned again with the micro-batch that fits all phases divided by each of them.
+    together write a checkpoint. A setting may have `micro_batch_divisors`: it is planned again with the micro-batch
+    that fits all phases divided by each of them.
     """
     request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
