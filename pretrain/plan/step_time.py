@@ -116,7 +116,7 @@ def time_of(operations: Mapping[Operation, int], gpu: Gpu, links: Links, efficie
                 took = collective_s(each.bytes, links, efficiency.link, is_all_reduce="allreduce" in each.name)
         seconds[each.kind] += count * took
     launches = efficiency.launch_s * sum(operations.values())
-    return _step_time(np.array([*(seconds[kind] for kind in _KINDS), launches]), efficiency)
+    return _step_time(np.array([*(seconds[kind] for kind in _KINDS), launches]), efficiency.overlap)
 
 
 def step_parts(
@@ -133,7 +133,7 @@ def step_parts(
         time_of(each, gpu, links, efficiency)
         for each in (trace.micro_batches[0], trace.micro_batches[-1], trace.update)
     )
-    whole = _step_time((micro_batches - 1) * first.parts + last.parts, efficiency)
+    whole = _step_time((micro_batches - 1) * first.parts + last.parts, efficiency.overlap)
     return _scaled(whole, passes / micro_batches), update
 
 
@@ -150,12 +150,12 @@ def evaluation_time(
 ) -> float:
     """Seconds of forward passes without gradients; the arguments are those of `step_parts`."""
     one = time_of(trace.evaluation, gpu, links, efficiency)
-    return _scaled(_step_time(micro_batches * one.parts, efficiency), passes / micro_batches).total
+    return _scaled(_step_time(micro_batches * one.parts, efficiency.overlap), passes / micro_batches).total
 
 
 def together(first: StepTime, second: StepTime) -> StepTime:
     """The parts of two times with the same overlap, as if all of their operations were done at once."""
-    return StepTime(*(first.parts + second.parts).tolist(), first.overlap)
+    return _step_time(first.parts + second.parts, first.overlap)
 
 
 def _scaled(time: StepTime, share: float) -> StepTime:
@@ -163,9 +163,9 @@ def _scaled(time: StepTime, share: float) -> StepTime:
     return replace(time, products=share * time.products, attention=share * time.attention, memory=share * time.memory)
 
 
-def _step_time(parts: NDArray[np.float64], efficiency: Efficiency) -> StepTime:
+def _step_time(parts: NDArray[np.float64], overlap: float) -> StepTime:
     products, attention, memory, communication, launches = parts.tolist()
-    return StepTime(products, attention, memory, communication, launches, efficiency.overlap)
+    return StepTime(products, attention, memory, communication, launches, overlap)
 
 
 def _tiled_flops(product: Operation, multiprocessors: int) -> float:
