@@ -24,7 +24,7 @@ from multihop.pretrain.data.array_file import open_array
 
 
 class _Payload:
-    """Unpickled, it makes a file."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
