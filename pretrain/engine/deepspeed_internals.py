@@ -294,14 +294,19 @@ def updated_together(
 ) -> list[tuple[list[Tensor], list[str]]]:
     """The flat buffers, and the parameters in them, that each call of the optimizer's step() updates.
 
-    In stage 3 DeepSpeed calls it for one sub-group at a time, in the others once for all.
+    DeepSpeed calls it in stage 0 once for all, in stages 1 and 2 for one parameter group at a time, and in stage 3 for
+    one sub-group.
     """
-    if stage < 3:
+    named = list(module.named_parameters())
+    if zero is None:
         flats = [flat for group in optimizer.param_groups for flat in group["params"]]
-        return [(flats, [name for name, _ in module.named_parameters()])]
-    assert zero is not None
+        return [(flats, [name for name, _ in named])]
+    if stage < 3:
+        ids = [{id(parameter) for parameter in group} for group in zero.bit16_groups]
+        own = [[name for name, parameter in named if id(parameter) in group] for group in ids]
+        return [([flat], names) for flat, names in zip(zero.single_partition_of_fp32_groups, own, strict=True)]
     names: list[list[str]] = [[] for _ in zero.fp32_partitioned_groups_flat]
-    for name, parameter in module.named_parameters():
+    for name, parameter in named:
         names[zero.grad_position[zero.get_param_id(parameter)][0]].append(name)
     return [([flat], own) for flat, own in zip(zero.fp32_partitioned_groups_flat, names, strict=True)]
 

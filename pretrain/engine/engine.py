@@ -27,7 +27,7 @@ from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.muon import Muon, StepGroup
 from multihop.pretrain.optim.norms import clip_grad_norm_
-from multihop.pretrain.optim.optimizers import hyperparameters, is_orthogonalized, moments_of
+from multihop.pretrain.optim.optimizers import is_orthogonalized, moments_of, parameter_groups
 from multihop.pretrain.optim.slices import whole_shape
 from multihop.pretrain.uncompiled import load_compiler
 
@@ -83,7 +83,7 @@ class Engine:
         self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
         self.slices = owned_slices(model, self.zero, self._stage, ranks.rank, ranks.world_size)
         self._held = held_slices(model, self.slices, self._stage)
-        self._hyperparameters = hyperparameters(config.optimizer)
+        self._parameter_groups = parameter_groups(self.module, config.optimizer)
         self._moments = {name: moments_of(config.optimizer, name, shape) for name, shape in self.parameters.items()}
         for piece in self._held:
             self._allocate_state(piece.flat, self._moments[piece.name])
@@ -121,7 +121,7 @@ class Engine:
         Waits for the device once, for the gradient's norm.
         """
         for group in self._optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_ratio", 1.0)
+            group["lr"] = lr * group["lr_ratio"]
         self._deepspeed.step()
         if self._stage == 0:
             return self._stage_0_result
@@ -204,12 +204,12 @@ class Engine:
 
     def changed_hyperparameters(self) -> list[str]:
         """Hyperparameters of the optimizer that are not the recipe's, such as "betas (0.9, 0.95) for (0.9, 0.999)"."""
-        groups = zip(self._optimizer.param_groups, self._hyperparameters, strict=True)
+        groups = zip(self._optimizer.param_groups, self._parameter_groups, strict=True)
         return [
             f"{name} {group[name]} for {value}"
             for group, of_recipe in groups
             for name, value in of_recipe.items()
-            if group[name] != value
+            if name != "params" and group[name] != value
         ]
 
     def metrics(self) -> dict[str, float]:

@@ -38,7 +38,8 @@ numbers of elements."""
 
 @dataclass(frozen=True)
 class StepGroup:
-    """Matrices that one call of `step` updates: all of the model's or, in ZeRO stage 3, those of a sub-group."""
+    """Matrices that one call of `step` updates: all of the model's or, under ZeRO, those of a parameter group (stages 1
+    and 2) or a sub-group (stage 3)."""
 
     flats: Sequence[Tensor]
     """The flat buffers with this rank's slices of them."""

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from multihop.pretrain.config import OptimizerConfig
 from multihop.pretrain.models.build import uses_weight_decay
+from multihop.pretrain.models.layers.model import Model
 from multihop.pretrain.optim.lamb import Lamb
 from multihop.pretrain.optim.muon import Muon, adamw_rms_scale, original_scale
 from multihop.pretrain.optim.slices import whole_shape
@@ -33,25 +35,26 @@ def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
     return in_layer and len(shape) == 2 and min(shape) > 1 and not is_embedding
 
 
-def hyperparameters(config: OptimizerConfig) -> list[dict[str, Any]]:
-    """What the recipe sets of the optimizer's parameter groups: of decayed weights, of others, and of those that Muon
-    orthogonalizes. The learning rate is set before each step."""
-    adam = {"betas": config.betas, "eps": config.eps}
-    decayed, others = {**adam, "weight_decay": config.weight_decay}, {**adam, "weight_decay": 0.0}
-    match config.name:
-        case "adamw":
-            return [decayed, others]
-        case "lamb":
-            return [decayed | {"trust": True}, others | {"trust": False}]
-        case "muon":
-            by_adamw = {"muon": False, "lr_ratio": config.adamw_lr_ratio}
-            orthogonalized = {"muon": True, "weight_decay": config.weight_decay, "momentum": config.momentum}
-            return [decayed | by_adamw, others | by_adamw, orthogonalized]
+def parameter_groups(model: Model, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """The optimizer's parameter groups with what the recipe sets of them: of decayed weights, of others, and of those
+    that Muon orthogonalizes; with `layer_lr_decay` these of each group of layers, from the output to the input.
+
+    `lr_ratio` is the learning rate as a multiple of the schedule's, which is set before each step.
+    """
+    if config.layer_lr_decay == 1.0:
+        return _groups_of(list(model.named_parameters()), config, 1.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [
+        group
+        for depth, layer in enumerate(reversed(model.layer_groups()))
+        for group in _groups_of([(names[id(p)], p) for p in layer], config, config.layer_lr_decay**depth)
+    ]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
-    named = list(model.named_parameters())
+def _groups_of(
+    named: Sequence[tuple[str, nn.Parameter]], config: OptimizerConfig, lr_ratio: float
+) -> list[dict[str, Any]]:
+    """The parameter groups of some of a model's parameters, without those that would be empty."""
     is_muon = config.name == "muon"
     hidden = [p for name, p in named if is_muon and is_orthogonalized(name, whole_shape(p))]
     taken = {id(p) for p in hidden}
@@ -60,13 +63,32 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     # ZeRO stores a group's weights one after another: after a vocabulary's bias of odd size, all would be at addresses
     # that vectorized kernels cannot read.
     others.sort(key=lambda p: math.prod(whole_shape(p)) % _ALIGNED != 0)
-    parameters = [matrices, others, hidden] if is_muon else [matrices, others]
-    groups = [{"params": each, **own} for each, own in zip(parameters, hyperparameters(config), strict=True)]
+    adam: dict[str, Any] = {"betas": config.betas, "eps": config.eps, "lr_ratio": lr_ratio}
+    decayed, undecayed = {**adam, "weight_decay": config.weight_decay}, {**adam, "weight_decay": 0.0}
+    match config.name:
+        case "adamw":
+            groups = [(matrices, decayed), (others, undecayed)]
+        case "lamb":
+            groups = [(matrices, decayed | {"trust": True}), (others, undecayed | {"trust": False})]
+        case "muon":
+            by_adamw = {"muon": False, "lr_ratio": lr_ratio * config.adamw_lr_ratio}
+            orthogonalized = {"muon": True, "weight_decay": config.weight_decay, "momentum": config.momentum}
+            groups = [
+                (matrices, decayed | by_adamw),
+                (others, undecayed | by_adamw),
+                (hidden, orthogonalized | {"lr_ratio": lr_ratio}),
+            ]
+    return [{"params": parameters, **own} for parameters, own in groups if parameters]
+
+
+def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The recipe's optimizer over `model`'s parameters; the learning rate is set before each step."""
+    groups = parameter_groups(model, config)
     betas, eps = config.betas, config.eps
     if config.name == "adamw":
         return AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
     if config.name == "lamb":
         return Lamb(groups, lr=0.0, betas=betas, eps=eps, weight_decay=0.0, max_trust_ratio=config.max_trust_ratio)
-    assert hidden
+    assert any(group["muon"] for group in groups)
     scale = _SCALES[config.muon_scale]
     return Muon(groups, lr=0.0, momentum=config.momentum, betas=betas, eps=eps, weight_decay=0.0, scale=scale)

@@ -39,6 +39,7 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
     update: Update = {"adamw": adamw, "lamb": lamb, "muon": muon}[config.optimizer.name]
     state: dict[str, dict[str, Any]] = {}
     seen = PlainTraining({name: weight.detach() for name, weight in model.named_parameters()})
+    depths = {name: depth_of(name, config.model.layers) for name in seen.weights}
     for step in range(steps):
         batches = some_batches(config.seed, step, sequences, 16)
         model.zero_grad()
@@ -62,8 +63,18 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
                 decay = 0.0 if excluded else config.optimizer.weight_decay
                 settings_ = config.optimizer.model_copy(update={"weight_decay": decay})
                 moments = state.setdefault(name, {"excluded": excluded, "t": 0})
-                update(name, weight, weight.grad, settings_, config.phases[0].lr, moments)
+                lr = config.phases[0].lr * config.optimizer.layer_lr_decay ** depths[name]
+                update(name, weight, weight.grad, settings_, lr, moments)
     return seen
+
+
+def depth_of(name: str, layers: int) -> int:
+    """Return 0 for a parameter of a BERT after its last layer, then a number by layer, and `layers` + 1 for the
+    embeddings."""
+    part, *rest = name.split(".")
+    if part == "layers":
+        return layers - int(rest[0])
+    return layers + 1 if part in ("word", "position", "segment", "embedding_norm") else 0
 
 
 def norm(tensor: Tensor) -> float:

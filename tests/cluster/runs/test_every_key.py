@@ -196,6 +196,7 @@ KEYS: dict[str, Key] = {
     "optimizer.momentum": Key("optimizer", 0.9, _MUON),
     "optimizer.muon_scale": Key("optimizer", "original", _MUON),
     "optimizer.adamw_lr_ratio": Key("optimizer", 0.1, _MUON),
+    "optimizer.layer_lr_decay": Key("optimizer", 0.5),
     "engine.deepspeed": Key("deepspeed", {"zero_optimization": {"reduce_bucket_size": 1000}}),
     "engine.zero_stage": Key("deepspeed", 2),
     "engine.offload": Key("deepspeed", "optimizer"),

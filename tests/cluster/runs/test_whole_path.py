@@ -194,6 +194,7 @@ def assert_same_result(run: Path, whole: Path) -> None:
     assert_same_state(*(folder_of_step(str(path / "checkpoints"), STEPS) for path in (run, whole)))
 
 
+@pytest.mark.long
 def test_after_a_rank_died_and_an_interruption_it_ends_with_the_same_result(workplace: Path, whole: Path) -> None:
     """A rank dies: Ray Train starts all of them again. Then Ctrl-C: saved, and left with 75."""
     run = workplace / "runs" / "harmed"

@@ -165,6 +165,23 @@ def test_thirty_steps_are_those_of_a_plain_loop(
     assert moved > 0.01, "a training that moves nothing would agree with anything"
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "ranks", "stage", "offload"),
+    [("adamw", 2, 3, "optimizer+weights"), ("lamb", 2, 2, "none"), ("lamb", 4, 3, "none"), ("muon", 2, 1, "none")],
+)
+def test_with_rates_by_layer_steps_are_those_of_a_plain_loop(
+    pool: Pool, optimizer: str, ranks: int, stage: int, offload: str
+) -> None:
+    given = settings(optimizer, "fp32", stage, offload)
+    given["optimizer"]["layer_lr_decay"] = 0.5
+    expected = train_plainly(given, STEPS, SEQUENCES)
+    results = pool(ranks).run(train_on_pairs, given, STEPS, SEQUENCES)
+    of_losses, of_weights = deviations(results, expected)
+    loss_bound, weight_bound = PRECISIONS["fp32"]
+    assert of_losses < loss_bound and of_weights < weight_bound
+    assert deviations(results, plainly(optimizer))[1] > 1000 * weight_bound
+
+
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_with_norms_of_local_pieces_it_would_not_be_lamb(pool: Pool, stage: int) -> None:
     results = pool(2).run(train_on_pairs, settings("lamb", stage=stage), STEPS, SEQUENCES, (), True)

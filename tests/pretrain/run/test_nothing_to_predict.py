@@ -59,7 +59,7 @@ def test_held_out_samples_without_a_target_are_refused_at_the_start(
     assert not rows(run_dir)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_step_without_a_target_changes_no_weights_and_counts_as_skipped(
     pool: Pool, bert_data: Path, tmp_path: Path, stage: int
 ) -> None:

@@ -25,6 +25,8 @@ Pool = Callable[[int], RankPool]
 Prepared = Callable[[str], Path]
 
 OPTIMIZERS = ("adamw", "lamb", "muon")
+LAYER_LR_DECAY = {"lamb": 0.5}
+"""With it each group of layers is a parameter group of its own, in the files of a checkpoint too."""
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
 CLOSE = 2e-5
@@ -93,6 +95,7 @@ def test_the_same_ranks_resume_bit_for_bit(
         objective,
         engine__zero_stage=stage,
         optimizer__name=optimizer,
+        optimizer__layer_lr_decay=LAYER_LR_DECAY.get(optimizer, 1.0),
         engine__precision=precision,
         engine__data_workers=0,
     )
@@ -136,6 +139,7 @@ def wholes(pool: Pool, prepared: Prepared, tmp_path_factory: pytest.TempPathFact
                 "mlm+nsp",
                 model__dropout=0.0,
                 optimizer__name=optimizer,
+                optimizer__layer_lr_decay=LAYER_LR_DECAY.get(optimizer, 1.0),
                 engine__zero_stage=stage,
                 engine__data_workers=0,
             )
@@ -168,6 +172,7 @@ def test_any_other_ranks_stage_and_offload_resume_within_rounding(
         "mlm+nsp",
         model__dropout=0.0,
         optimizer__name=optimizer,
+        optimizer__layer_lr_decay=LAYER_LR_DECAY.get(optimizer, 1.0),
         engine__zero_stage=stage,
         engine__offload=offload,
         engine__micro_batch_size=3,
