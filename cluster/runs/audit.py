@@ -34,6 +34,7 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.engine.replicas import CHECKSUM_DIGITS
 from multihop.pretrain.environment import LAST_STEP, MICRO_BATCH_SIZES
+from multihop.pretrain.run.audits import outcome_of
 from multihop.pretrain.run.changes import CHANGES
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS, checkpoints_of, read_config
 
@@ -115,6 +116,8 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     checkpoints = checkpoints_of(run_dir, config)
     first, last = steps_to_replay(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
+    if first > 0:  # the replay would start from an earlier one, or from the initial weights
+        verify(folder_of_step(checkpoints, first))
     with replay_folder(run_dir, first, expected, bisect) as folder:
         _replay(run_dir, folder, first, expected, address)
         outcome, rows = compare_replay(run_dir, folder, first, expected), read_rows(folder / "metrics.jsonl")
@@ -290,16 +293,16 @@ def audited_checkpoints(run_dir: Path) -> dict[str, str]:
 
 
 def _verdict(row: Row) -> str:
-    if row["is_equal"]:
+    outcome = outcome_of(row)
+    if outcome == "equal":
         return "audited" if row["states"]["first_different"] is None else "audited, but a step's state differs"
-    if not row.get("conditions"):
-        return "differs from its replay"
-    rounding = row.get("rounding")
-    if rounding is None:  # of an older version
-        return "differs from its replay, as expected"
-    if rounding["is_within"] is None:
-        return "differs from its replay, no verdict"
-    return "audited within rounding" if rounding["is_within"] else "differs from its replay beyond rounding"
+    return {
+        "differs": "differs from its replay",
+        "within rounding": "audited within rounding",
+        "beyond rounding": "differs from its replay beyond rounding",
+        "no verdict": "differs from its replay, no verdict",
+        "not judged": "differs from its replay, as expected",
+    }[outcome]
 
 
 def _variables_of(run_dir: Path) -> list[str]:

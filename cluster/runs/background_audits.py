@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from multihop.cluster.console import console
 from multihop.cluster.locks import is_locked
@@ -23,10 +22,10 @@ from multihop.cluster.ray.watch import ranks_by_node
 from multihop.cluster.runs.audit import PARENT, PLACE, tag_audits
 from multihop.cluster.runs.resolved import ResolvedRun
 from multihop.common.errors import STOPPED, UserError
-from multihop.common.json_lines import append_row, read_rows
+from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.data.phases import total_steps
-from multihop.pretrain.run.audits_due import AuditDue, audits_due
+from multihop.pretrain.run.audits import AuditDue, audits_due, outcome_of
 from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, checkpoints_of
 
 LOG = "audits.log"
@@ -139,27 +138,22 @@ class _Audits(threading.Thread):
                 start_new_session=True,
                 env=os.environ | {PARENT: str(os.getpid())},
             )
+        is_stopped = False
         try:
-            while child.poll() is None:
-                if self._is_cancelled.is_set() or (not self._is_finishing.is_set() and self._is_in_the_way()):
-                    self._print(f"audit     {steps}: stopped; it will be retried")
-                    return
-                self._is_cancelled.wait(_ENDED_POLL_S)
+            while child.poll() is None and not is_stopped:
+                is_stopped = self._is_cancelled.wait(_ENDED_POLL_S)
+                is_stopped |= not self._is_finishing.is_set() and self._is_in_the_way()
         finally:
             _stop(child)
         row = self._outcome(due)
-        if row is None and child.returncode == STOPPED:  # by another's signal
+        if row is not None:
+            self._print(f"audit     {_sentence(steps, row, log)}")
+        elif is_stopped or child.returncode == STOPPED:  # by another's signal
             self._print(f"audit     {steps}: stopped; it will be retried")
-        elif row is None:
-            self._give_up(due, f"see {log}")
-        elif row["is_equal"]:
-            step = row["states"]["first_different"]
-            found = "" if step is None else f"; the state of step {step:,} differs: see {log}"
-            self._print(f"audit     {steps}: equal, bit for bit{found}")
         else:
-            self._print(f"audit     {_difference(steps, row, log)}")
+            self._give_up(due, f"see {log}")
 
-    def _outcome(self, due: AuditDue) -> dict[str, Any] | None:
+    def _outcome(self, due: AuditDue) -> Row | None:
         rows = [row for row in read_rows(self._folder / AUDITS) if row["of"] == due.content]
         return rows[-1] if rows else None
 
@@ -184,16 +178,22 @@ def _steps(due: AuditDue) -> str:
     return f"steps {due.first + 1:,} to {due.last:,}"
 
 
-def _difference(steps: str, row: dict[str, Any], log: Path) -> str:
-    """What is printed of an audit whose bits differ."""
-    rounding, conditions = row.get("rounding"), "; ".join(row["conditions"])
-    if rounding is None:
-        return f"{steps} DIFFER from their replay: see {log}"
-    if rounding["is_within"] is None:
-        return f"{steps} differ, no verdict: {rounding['reason']} ({conditions})"
-    if rounding["is_within"]:
-        return f"{steps}: within rounding ({conditions})"
-    return f"{steps} DIFFER from their replay beyond rounding ({conditions}): see {log}"
+def _sentence(steps: str, row: Row, log: Path) -> str:
+    """What is printed of an audit."""
+    conditions = "; ".join(row["conditions"])
+    match outcome_of(row):
+        case "equal":
+            step = row["states"]["first_different"]
+            state = "" if step is None else f"; the state of step {step:,} differs: see {log}"
+            return f"{steps}: equal, bit for bit{state}"
+        case "within rounding":
+            return f"{steps}: within rounding ({conditions})"
+        case "beyond rounding":
+            return f"{steps} DIFFER from their replay beyond rounding ({conditions}): see {log}"
+        case "no verdict":
+            return f"{steps} differ, no verdict: {row['rounding']['reason']} ({conditions})"
+        case "differs" | "not judged":
+            return f"{steps} DIFFER from their replay: see {log}"
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:

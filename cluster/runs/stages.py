@@ -33,7 +33,7 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.data.word_vectors import build_word_vectors
 from multihop.pretrain.environment import MLFLOW_RUN_ID
 from multihop.pretrain.models.families import FAMILIES
-from multihop.pretrain.run.audits_due import audits_due
+from multihop.pretrain.run.audits import audits_due
 from multihop.pretrain.run.check_parent import check_parent
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_init_keys
 

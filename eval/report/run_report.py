@@ -43,6 +43,7 @@ from multihop.eval.statistics.formatting import show
 from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
+from multihop.pretrain.run.audits import outcome_of
 from multihop.pretrain.run.changes import flatten
 
 Pairs = list[tuple[str, str]]
@@ -279,20 +280,21 @@ def _run_rows(summary: dict[str, Any]) -> Pairs:
 
 
 def _verdict(audit: dict[str, Any]) -> str:
-    if audit["is_equal"]:
-        step = audit.get("first_different_step")
-        return "equal" if step is None else f"equal, but the state of step {step:,} differs"
-    conditions = audit.get("conditions")  # which older versions did not write
-    if not conditions:
-        return "differ"
-    rounding = audit.get("rounding")
-    if rounding is None:  # of an older version
-        verdict = "differ, as expected"
-    elif rounding["is_within"] is None:
-        verdict = f"differ, no verdict: {rounding['reason']}"
-    else:
-        verdict = "within rounding" if rounding["is_within"] else "differ beyond rounding"
-    return f"{verdict} ({'; '.join(conditions)})"
+    conditions = f" ({'; '.join(audit.get('conditions', []))})"
+    match outcome_of(audit):
+        case "equal":
+            step = audit.get("first_different_step")
+            return "equal" if step is None else f"equal, but the state of step {step:,} differs"
+        case "differs":
+            return "differ"
+        case "within rounding":
+            return f"within rounding{conditions}"
+        case "beyond rounding":
+            return f"differ beyond rounding{conditions}"
+        case "no verdict":
+            return f"differ, no verdict: {audit['rounding']['reason']}{conditions}"
+        case "not judged":
+            return f"differ, as expected{conditions}"
 
 
 def as_pairs(tree: Any) -> Pairs:

@@ -36,7 +36,7 @@ from multihop.pretrain.engine.micro_batch import DTYPES, micro_batch_sizes
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.engine.replicas import InconsistentStateError, check_installed, check_replicas, state_checksums
 from multihop.pretrain.environment import LAST_STEP, LAUNCH, MLFLOW_RUN_ID, REMOTE_RUN, SUPERVISED
-from multihop.pretrain.run.audits_due import steps_of_audits
+from multihop.pretrain.run.audits import steps_of_audits
 from multihop.pretrain.run.changes import recorded_part
 from multihop.pretrain.run.check_start import check_checkpoints_exist, check_steps_left
 from multihop.pretrain.run.files import JOURNAL, ROWS, STATE_CHECKSUMS, STOP_FILE, checkpoints_of, read_config

@@ -331,11 +331,40 @@ def test_a_run_audits_its_checkpoints(texts: Path, tmp_path: Path) -> None:
     tags = connect(store_uri(tmp_path / "runs")).get_run(state["run_id"]).data.tags
     assert [each["last"] for each in json.loads(tags["multihop.audits"])] == [20, 40]
     assert "nothing left to do" in multihop(tmp_path, "train", "recipe.yaml", *audits)
-    flip_a_bit(Path(folder_of_step(str(run / "checkpoints"), 20)))
-    assert f"audit     steps 16 to 20 DIFFER from their replay: see {run}/logs/audits.log" in multihop(
-        tmp_path, "train", "recipe.yaml", *audits
-    )
-    assert "tensors that differ: 1" in (run / "logs" / "audits.log").read_text()
+    log, (first, last) = run / "logs" / "audits.log", (run / "checkpoints" / f"step-{step:08}" for step in (15, 20))
+    flip_a_bit(last)
+    again = multihop(tmp_path, "train", "recipe.yaml", *audits)
+    assert f"audit     steps 16 to 20 DIFFER from their replay: see {log}" in again
+    assert "tensors that differ: 1" in log.read_text()
+    launches = run / "launches.jsonl"
+    launches.write_text(launches.read_text().replace('"threads": 1,', '"threads": 64,'))
+    for bit, found in ((1, ": within rounding (threads"), (23, " DIFFER from their replay beyond rounding (threads")):
+        flip_a_bit(last, bit)
+        assert f"audit     steps 16 to 20{found} was 64" in multihop(tmp_path, "train", "recipe.yaml", *audits)
+    flip_a_bit(last, 2)
+    weights = max(first.glob("*.safetensors"))
+    *before, byte = weights.read_bytes()
+    weights.write_bytes(bytes([*before, byte ^ 1]))
+    again = multihop(tmp_path, "train", "recipe.yaml", *audits)
+    assert f"audit     steps 16 to 20 could not be made: see {log}" in again
+    assert f"{weights.name} is damaged" in log.read_text()
+    assert len(json_lines(run / "audits.jsonl")) == 5
+    assert "nothing left to do" in multihop(tmp_path, "train", "recipe.yaml", *audits)
+
+
+@pytest.mark.long
+def test_where_the_cluster_has_room_it_audits_beside_the_training(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "small", 100_000)
+    keys = "cluster.workers=1", "checkpoint.save_interval=200", "checkpoint.audit.every=200"
+    command = begin(tmp_path, "train", "recipe.yaml", *keys)
+    run = tmp_path / "runs" / "small"
+    wait_for((run / "audits.jsonl").exists, tmp_path, command)
+    command.send_signal(signal.SIGINT)
+    printed = ended(tmp_path, command, 75)
+    assert "audit     steps 1 to 200: equal, bit for bit" in printed
+    (first, *_) = json_lines(run / "audits.jsonl")
+    assert (first["first"], first["last"], first["is_equal"]) == (0, 200, True)
+    assert max(row["step"] for row in json_lines(run / "metrics.jsonl")) < 100_000
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from worker_runs import recipe
 
 from multihop.common.json_lines import append_row
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
-from multihop.pretrain.run.audits_due import AuditDue, audits_due, steps_of_audits
+from multihop.pretrain.run.audits import AuditDue, audits_due, steps_of_audits
 from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, read_config
 
 

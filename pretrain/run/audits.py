@@ -1,13 +1,18 @@
-"""Which checkpoints of a run with checkpoint.audit are still to be audited, and which must be kept for that."""
+"""The audits of a run: what each found, which are still due by checkpoint.audit, and the checkpoints kept for them."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from multihop.common.json_lines import read_rows
+from multihop.common.json_lines import Row, read_rows
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import list_steps
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, checkpoints_of
+
+Outcome = Literal["equal", "differs", "within rounding", "beyond rounding", "no verdict", "not judged"]
+"""What an audit found: equal bits; bits that differ under the same conditions; or under other conditions a difference
+that rounding explains, that it does not explain, that cannot be judged, or that an older version did not judge."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,20 @@ class AuditDue:
     """Number of ranks that saved it, on which its steps are trained again."""
     content: str
     """Its content hash."""
+
+
+def outcome_of(audit: Row) -> Outcome:
+    """What a row of audits.jsonl, or of the audits in a summary, says; older versions wrote fewer fields."""
+    if audit["is_equal"]:
+        return "equal"
+    if not audit.get("conditions"):
+        return "differs"
+    rounding = audit.get("rounding")
+    if rounding is None:
+        return "not judged"
+    if rounding["is_within"] is None:
+        return "no verdict"
+    return "within rounding" if rounding["is_within"] else "beyond rounding"
 
 
 def audits_due(run_dir: Path, config: TrainingConfig) -> list[AuditDue]:
