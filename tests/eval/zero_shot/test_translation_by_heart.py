@@ -34,7 +34,7 @@ PAIRS = [pair(number) for number in range(120)]
             {"family": "seq2seq", "layers": 1, "hidden": 128, "max_positions": 128},
             1500,
             1e-2,
-            marks=pytest.mark.long,
+            marks=[pytest.mark.long, pytest.mark.timeout(1200)],
         ),
     ],
 )
