@@ -44,16 +44,16 @@ SHORT = [
     ("lamb", "fp32", 2, 0, "none"),
     ("lamb", "fp32", 2, 2, "optimizer"),
     ("lamb", "fp32", 2, 3, "none"),
-    ("lamb", "fp32", 4, 1, "none"),
     ("lamb", "bf16", 2, 3, "optimizer"),
     ("lamb", "fp16", 2, 1, "none"),
-    ("adamw", "fp32", 2, 3, "optimizer+weights"),
     ("adamw", "bf16", 2, 2, "none"),
     ("muon", "fp32", 2, 1, "none"),
     ("muon", "bf16", 4, 3, "optimizer"),
 ]
-"""Each optimizer, stage, precision and kind of offloading; LAMB, which needs whole tensors, in each stage."""
+"""Each optimizer, stage and precision. Offloaded weights, and LAMB on 4 ranks, are tried with rates by layer below."""
 MORE = [
+    ("lamb", "fp32", 4, 1, "none"),
+    ("adamw", "fp32", 2, 3, "optimizer+weights"),
     ("lamb", "fp32", 1, 0, "none"),
     ("lamb", "fp32", 2, 1, "none"),
     ("lamb", "fp32", 4, 1, "optimizer"),
