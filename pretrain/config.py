@@ -149,9 +149,9 @@ class OptimizerConfig(Section):
     rates near 0.02 (Jordan et al. 2024)."""
     adamw_lr_ratio: Annotated[float, UPDATES] = Field(default=1.0, gt=0.0)
     """muon: the learning rate of what AdamW updates, as a multiple of `phases[].lr`."""
-    layer_lr_decay: Annotated[float, UPDATES] = Field(default=1.0, gt=0.0, le=1.0)
-    """The learning rate of a group of layers, as a multiple of that of the group above it (Howard and Ruder 2018,
-    section 3.2); 1: one rate for all. `phases[].lr` is that of the last group, of what follows the last layer."""
+    layer_lr_decay: Annotated[float, UPDATES | MEMORY] = Field(default=1.0, gt=0.0, le=1.0)
+    """Layer-wise learning rate decay: a layer's rate as a multiple of that of the layer above it (Howard and Ruder
+    2018, section 3.2); 1: one rate for all. `phases[].lr` is that of the output layer, the token embedding being one."""
 
 
 class EngineConfig(Section):

@@ -83,7 +83,10 @@ class Engine:
         self.parameters = {name: whole_shape(parameter) for name, parameter in model.named_parameters()}
         self.slices = owned_slices(model, self.zero, self._stage, ranks.rank, ranks.world_size)
         self._held = held_slices(model, self.slices, self._stage)
-        self._parameter_groups = parameter_groups(self.module, config.optimizer)
+        self._of_recipe = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in parameter_groups(self.module, config.optimizer)
+        ]
         self._moments = {name: moments_of(config.optimizer, name, shape) for name, shape in self.parameters.items()}
         for piece in self._held:
             self._allocate_state(piece.flat, self._moments[piece.name])
@@ -204,13 +207,14 @@ class Engine:
 
     def changed_hyperparameters(self) -> list[str]:
         """Hyperparameters of the optimizer that are not the recipe's, such as "betas (0.9, 0.95) for (0.9, 0.999)"."""
-        groups = zip(self._optimizer.param_groups, self._parameter_groups, strict=True)
-        return [
+        groups = zip(self._optimizer.param_groups, self._of_recipe, strict=True)
+        changed = [
             f"{name} {group[name]} for {value}"
             for group, of_recipe in groups
             for name, value in of_recipe.items()
-            if name != "params" and group[name] != value
+            if group[name] != value
         ]
+        return list(dict.fromkeys(changed))
 
     def metrics(self) -> dict[str, float]:
         """Additional metrics for a row."""

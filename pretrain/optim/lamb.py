@@ -3,7 +3,7 @@
 Algorithm 2 of You et al. 2020 (arXiv 1904.00962). Under ZeRO an optimizer gets flat buffers that hold slices of the
 model's tensors; other ranks have the other slices. The moments and the update are elementwise, so slices are enough
 for them. The trust ratio needs the norms of whole tensors: the squared norms of all slices are all-reduced over the
-ranks, once per step for all tensors.
+ranks, once for all tensors that a call of `step` updates.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -36,8 +36,8 @@ def is_orthogonalized(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def parameter_groups(model: Model, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The optimizer's parameter groups with what the recipe sets of them: of decayed weights, of others, and of those
-    that Muon orthogonalizes; with `layer_lr_decay` these of each group of layers, from the output to the input.
+    """The optimizer's parameter groups with their settings from the recipe: decayed weights, others, and those that
+    Muon orthogonalizes; with `layer_lr_decay` these for each group of layers, from the output to the input.
 
     `lr_ratio` is the learning rate as a multiple of the schedule's, which is set before each step.
     """
@@ -46,9 +46,18 @@ def parameter_groups(model: Model, config: OptimizerConfig) -> list[dict[str, An
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [
         group
-        for depth, layer in enumerate(reversed(model.layer_groups()))
+        for depth, layer in enumerate(_layers_from_the_output(model))
         for group in _groups_of([(names[id(p)], p) for p in layer], config, config.layer_lr_decay**depth)
     ]
+
+
+def _layers_from_the_output(model: Model) -> list[list[nn.Parameter]]:
+    """The model's groups of layers, of which the first has the token embedding, because it is the output matrix too; as
+    in the code of Howard and Ruder (fastai 0.7, `LanguageModel.get_layer_groups`)."""
+    embeddings, *blocks, others = model.layer_groups()
+    word = [parameter for parameter in embeddings if parameter is model.word.weight]
+    below = [parameter for parameter in embeddings if parameter is not model.word.weight]
+    return [[*word, *others], *reversed(blocks), below]
 
 
 def _groups_of(

@@ -69,12 +69,12 @@ def train_plainly(settings: dict[str, Any], steps: int, sequences: int, skipped:
 
 
 def depth_of(name: str, layers: int) -> int:
-    """Return 0 for a parameter of a BERT after its last layer, then a number by layer, and `layers` + 1 for the
-    embeddings."""
+    """Return 0 for a parameter of a BERT's output and its token embedding, `layers` + 1 for other embeddings, and for
+    layers the number in between."""
     part, *rest = name.split(".")
     if part == "layers":
         return layers - int(rest[0])
-    return layers + 1 if part in ("word", "position", "segment", "embedding_norm") else 0
+    return layers + 1 if part in ("position", "segment", "embedding_norm") else 0
 
 
 def norm(tensor: Tensor) -> float:

@@ -33,6 +33,12 @@ class Xlnet(Model):
         self.word_bias = nn.Parameter(zeros(vocab_size))
         self.dropout = Dropout(config.dropout)
 
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        """See `Model.layer_groups`; the embedding of what is predicted is one of the embeddings."""
+        embeddings, *blocks, others = super().layer_groups()
+        others = [parameter for parameter in others if parameter is not self.mask_embedding]
+        return [[*embeddings, self.mask_embedding], *blocks, others]
+
     def init_matrix(self, name: str, parameter: Tensor, generator: Generator) -> None:
         """Normal, as in the published code."""
         nn.init.normal_(parameter, std=STD, generator=generator)

@@ -50,7 +50,7 @@ SHORT = [
     ("muon", "fp32", 2, 1, "none"),
     ("muon", "bf16", 4, 3, "optimizer"),
 ]
-"""Each optimizer, stage and precision. Offloaded weights, and LAMB on 4 ranks, are tried with rates by layer below."""
+"""Each optimizer, stage and precision. Offloaded weights, and LAMB on 4 ranks, are tried with layer_lr_decay below."""
 MORE = [
     ("lamb", "fp32", 4, 1, "none"),
     ("adamw", "fp32", 2, 3, "optimizer+weights"),
@@ -67,6 +67,11 @@ MORE = [
     ("muon", "fp32", 2, 3, "none"),
     ("muon", "fp32", 4, 1, "none"),
 ]
+
+LAYER_WISE_SHORT = [("adamw", 2, 3, "optimizer+weights"), ("lamb", 2, 2, "optimizer")]
+LAYER_WISE_SHORT += [("lamb", 4, 1, "none"), ("muon", 2, 2, "none")]
+LAYER_WISE_MORE = [("adamw", 2, 0, "none"), ("lamb", 1, 0, "none"), ("lamb", 4, 3, "none"), ("muon", 2, 3, "none")]
+LAYER_WISE_MORE += [("muon", 4, 1, "optimizer"), ("muon", 2, 0, "none")]
 
 
 SHORT_OFFLOADED = (
@@ -167,9 +172,9 @@ def test_thirty_steps_are_those_of_a_plain_loop(
 
 @pytest.mark.parametrize(
     ("optimizer", "ranks", "stage", "offload"),
-    [("adamw", 2, 3, "optimizer+weights"), ("lamb", 2, 2, "none"), ("lamb", 4, 3, "none"), ("muon", 2, 1, "none")],
+    short_and_long(LAYER_WISE_SHORT, LAYER_WISE_MORE),
 )
-def test_with_rates_by_layer_steps_are_those_of_a_plain_loop(
+def test_with_layer_wise_learning_rate_decay_steps_are_those_of_a_plain_loop(
     pool: Pool, optimizer: str, ranks: int, stage: int, offload: str
 ) -> None:
     given = settings(optimizer, "fp32", stage, offload)
@@ -179,6 +184,7 @@ def test_with_rates_by_layer_steps_are_those_of_a_plain_loop(
     of_losses, of_weights = deviations(results, expected)
     loss_bound, weight_bound = PRECISIONS["fp32"]
     assert of_losses < loss_bound and of_weights < weight_bound
+    assert largest(results[0]["norms"], expected.norms) < NORMS["fp32"]
     assert deviations(results, plainly(optimizer))[1] > 1000 * weight_bound
 
 

@@ -242,9 +242,8 @@ def test_every_family_answers_with_groups_of_layers_from_input_to_output(family:
     assert sorted(name for group in groups for name in group) == sorted(names.values())
     assert len(groups) == len(model.layers) + 2
     assert "word.weight" in groups[0] and not any("layers." in name for name in groups[0] + groups[-1])
-    assert {"embedding_norm.weight", "position.weight", "segment.weight", "widen.weight"} & set(names.values()) <= set(
-        groups[0]
-    )
+    embeddings = {"embedding_norm.weight", "position.weight", "segment.weight", "widen.weight", "mask_embedding"}
+    assert embeddings & set(names.values()) <= set(groups[0])
     assert {"word_bias", "pooler.weight", "final_norm.weight"} & set(names.values()) <= set(groups[-1])
     if family in TEXT_FAMILIES:
         assert len(groups) == config.num_layer_groups

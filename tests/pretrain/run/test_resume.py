@@ -26,7 +26,7 @@ Prepared = Callable[[str], Path]
 
 OPTIMIZERS = ("adamw", "lamb", "muon")
 LAYER_LR_DECAY = {"lamb": 0.5}
-"""With it each group of layers is a parameter group of its own, in the files of a checkpoint too."""
+"""By optimizer. With it each layer has parameter groups of its own."""
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
 CLOSE = 2e-5
@@ -95,7 +95,6 @@ def test_the_same_ranks_resume_bit_for_bit(
         objective,
         engine__zero_stage=stage,
         optimizer__name=optimizer,
-        optimizer__layer_lr_decay=LAYER_LR_DECAY.get(optimizer, 1.0),
         engine__precision=precision,
         engine__data_workers=0,
     )
@@ -203,8 +202,14 @@ def test_ranks_micro_batches_and_stages_do_not_change_the_losses(
     stage: int,
     micro_batch: int,
 ) -> None:
-    content = recipe("mlm+nsp", model__dropout=0.0, engine__zero_stage=stage, engine__micro_batch_size=micro_batch)
-    content["engine"]["data_workers"] = 0
+    content = recipe(
+        "mlm+nsp",
+        model__dropout=0.0,
+        optimizer__layer_lr_decay=LAYER_LR_DECAY["lamb"],
+        engine__zero_stage=stage,
+        engine__micro_batch_size=micro_batch,
+        engine__data_workers=0,
+    )
     run_dir = begin(tmp_path / "run", prepared("mlm+nsp"), content)
     assert pool(ranks).run(run_worker, run_dir) == [0] * ranks
     ours, theirs = losses(run_dir), losses(wholes("lamb", 2, 1))
