@@ -151,7 +151,7 @@ class OptimizerConfig(Section):
     """muon: the learning rate of what AdamW updates, as a multiple of `phases[].lr`."""
     layer_lr_decay: Annotated[float, UPDATES | MEMORY] = Field(default=1.0, gt=0.0, le=1.0)
     """Layer-wise learning rate decay: a layer's rate as a multiple of that of the layer above it (Howard and Ruder
-    2018, section 3.2); 1: one rate for all. `phases[].lr` is that of the output layer, the token embedding being one."""
+    2018, section 3.2); 1: one rate for all. `phases[].lr` is that of the output, with the token embedding."""
 
 
 class EngineConfig(Section):

@@ -199,7 +199,7 @@ def show_audit(
             else f"replays   they differ from step {apart:,} on: the replay is not deterministic on these devices"
         )
     for sentence in outcome.conditions:
-        print(safe_text(f"changed   {sentence}: other bits are expected"))
+        print(safe_text(f"changed   {sentence}: bitwise differences are expected"))
     if outcome.rounding is not None:
         print(_rounding_line(outcome.rounding))
     return 0 if outcome.is_proven else 1
@@ -213,7 +213,7 @@ def _rounding_line(found: "Rounding") -> str:
     if found.is_within:
         return f"within    rounding: the largest difference of an element is {largest}; bound {found.bound:.1e}"
     if found.relative is not None and found.bound is not None and found.relative <= found.bound:
-        return "beyond    rounding, which changes no counter"
+        return "beyond    rounding: counters differ, and rounding changes none"
     return f"beyond    rounding: an element differs by {largest}; bound {found.bound:.1e}"
 
 

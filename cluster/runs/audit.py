@@ -6,6 +6,7 @@ core, and steps that were trained with other settings than the recipe's.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 from multihop.cluster.locks import lock_folder
 from multihop.cluster.runs.audit_rounding import Rounding, judge_rounding
 from multihop.cluster.runs.summary import audits_of, read_summary, write_audits
-from multihop.cluster.tracking.store import AUDITS_TAG
+from multihop.cluster.tracking.store import AUDITS_TAG, newest_as_tag
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
@@ -34,7 +35,7 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.engine.replicas import CHECKSUM_DIGITS
 from multihop.pretrain.environment import LAST_STEP, MICRO_BATCH_SIZES
-from multihop.pretrain.run.audits import outcome_of
+from multihop.pretrain.run.audits import decisive_audits, outcome_of
 from multihop.pretrain.run.changes import CHANGES
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS, checkpoints_of, read_config
 
@@ -116,7 +117,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     checkpoints = checkpoints_of(run_dir, config)
     first, last = steps_to_replay(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
-    if first > 0:  # the replay would start from an earlier one, or from the initial weights
+    if first > 0:  # the replay would start from the initial weights
         verify(folder_of_step(checkpoints, first))
     with replay_folder(run_dir, first, expected, bisect) as folder:
         _replay(run_dir, folder, first, expected, address)
@@ -163,11 +164,11 @@ def tag_audits(run_dir: Path) -> None:
     from multihop.cluster.tracking.tracker import tag_run
 
     uri = read_json_object(run_dir / "recipe.json").get("tracking", {}).get("uri")
-    short = [  # a tag has at most 5,000 characters
-        {key: value["is_within"] if key == "rounding" else value for key, value in audit.items()}
+    short = [
+        {key: value["is_within"] if key == "rounding" else value for key, value in audit.items() if key != "of"}
         for audit in audits_of(run_dir)
     ]
-    tag_run(run_dir, uri, AUDITS_TAG, json.dumps(short))
+    tag_run(run_dir, uri, AUDITS_TAG, newest_as_tag(short))
 
 
 def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest, address: str | None) -> None:
@@ -183,6 +184,12 @@ def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifes
         is_stopped = train_on_ray(folder, replayed, last, (ranks, ranks), environment, variables, _ignore)
     if is_stopped:
         raise KeyboardInterrupt
+    started = read_rows(folder / "launches.jsonl")[0]["step"]
+    if started != first:
+        raise UserError(
+            f"the replay started from step {started:,} instead of {first:,}, because the copy of that checkpoint is "
+            "damaged; test this machine's disk, and audit again"
+        )
 
 
 @contextmanager
@@ -287,9 +294,9 @@ def _named(parameters: list[str]) -> str:
 
 
 def audited_checkpoints(run_dir: Path) -> dict[str, str]:
-    """What the newest audit of each checkpoint found, by the checkpoint's content hash: "audited" if all was equal, and
-    "audited within rounding" if it was so under other conditions."""
-    return {row["of"]: _verdict(row) for row in read_rows(run_dir / AUDITS)}
+    """What the decisive audit of each checkpoint found, by the checkpoint's content hash: "audited" if all was equal,
+    and "audited within rounding" if it was so under other conditions."""
+    return {row["of"]: _verdict(row) for row in decisive_audits(read_rows(run_dir / AUDITS))}
 
 
 def _verdict(row: Row) -> str:
@@ -371,7 +378,8 @@ def _values(rows: list[Row], key: str) -> dict[int, Any]:
 def _changed_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[tuple[str, str]]:
     """What was not the same for the launches of the run that trained these steps: its name, and a sentence."""
     now = _conditions_of(replay)
-    return [
+    kernels = "kernels are not deterministic, because engine.deterministic is not set"
+    return [("kernels", kernels)] * (not replay.get("deterministic", True)) + [
         (name, f"{name} was {value} from step {row['step']} on, is {now.get(name)}")
         for row in _launches_of(launches, first)
         if row["step"] < last
@@ -381,7 +389,12 @@ def _changed_conditions(replay: Row, launches: list[Row], first: int, last: int)
 
 
 def _launches_of(launches: list[Row], first: int) -> list[Row]:
-    """The rows of the launch that trained the step after `first`, and of all later ones."""
+    """The rows of the launch that trained the step after `first`, and of all later ones; without launches of which
+    nothing is left, because a later one resumed from the same step or before it."""
+    resumed = [row["step"] for row in launches]
+    launches = [
+        row for number, row in enumerate(launches) if row["step"] < min(resumed[number + 1 :], default=math.inf)
+    ]
     before = [number for number, row in enumerate(launches) if row["step"] <= first]
     return launches[before[-1] if before else 0 :]
 

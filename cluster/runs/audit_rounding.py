@@ -78,9 +78,9 @@ def _why_no_verdict(config: TrainingConfig, first: int, steps: int, changed: Col
     if keys.get("bptt") or any(rate for key, rate in keys.items() if "dropout" in key):
         drawn = [name for name in _DRAWN_BY if name in changed]
         if drawn:
-            return f"{', '.join(drawn)} changed, so dropout or bptt may draw other numbers"
+            return f"{', '.join(drawn)} changed, so dropout or bptt may draw other random numbers"
     if first == 0 and config.model.init_from is None:
         initialized = [name for name in _INITIALIZED_BY if name in changed]
         if initialized:
-            return f"{', '.join(initialized)} changed, so the initial weights may be others"
+            return f"{', '.join(initialized)} changed, so the initial weights may differ"
     return ""

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from multihop.cluster.console import console
-from multihop.cluster.locks import is_locked
+from multihop.cluster.locks import InUseError, is_locked, lock_folder
 from multihop.cluster.ray.capacity import has_free_room, has_gpus, has_room_for
 from multihop.cluster.ray.session import session_address
 from multihop.cluster.ray.watch import ranks_by_node
 from multihop.cluster.runs.audit import PARENT, PLACE, tag_audits
 from multihop.cluster.runs.resolved import ResolvedRun
-from multihop.common.errors import STOPPED, UserError
+from multihop.common.errors import STOPPED, USER_ERROR, UserError
+from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.data.phases import total_steps
@@ -40,7 +41,7 @@ _STOP_S = 15.0
 def background_audits(run: ResolvedRun) -> Iterator[Callable[[], None]]:
     """Audit checkpoints while the block runs; yields a function that audits what is still due, and returns then.
 
-    An audit that cannot be made is reported, recorded and not tried again.
+    An audit that is refused, or fails twice, is reported, recorded and not tried again.
 
     Raises:
         UserError: audits would differ, because kernels on a GPU are not deterministic.
@@ -73,6 +74,7 @@ class _Audits(threading.Thread):
         self._folder, self._recipe = run.folder.absolute(), run.recipe
         self._checkpoints = checkpoints_of(self._folder, self._recipe)
         self._is_finishing, self._is_cancelled = threading.Event(), threading.Event()
+        self._failed, self._postponed = set[str](), set[str]()
         self._printed = ""
 
     def finish(self) -> None:
@@ -97,28 +99,37 @@ class _Audits(threading.Thread):
         while not self._is_cancelled.is_set():
             is_finishing = self._is_finishing.is_set()
             try:
-                due = next(iter(audits_due(self._folder, self._recipe)), None)
-                has_room = due is not None and self._has_room(due, is_finishing)
-            except OSError as error:  # a store that does not answer
-                self._print(f"audits    {error}; trying again")
-                due, has_room = None, False
-            else:
+                every = audits_due(self._folder, self._recipe)
+                due = next((each for each in every if each.content not in self._postponed), None)
                 if due is None and is_finishing:
                     return
-            if due is not None and has_room and (is_finishing or due == had_room):
-                self._audit(due)
+                has_room = due is not None and self._has_room(due, is_finishing)
+                if due is not None and has_room and (is_finishing or due == had_room):
+                    self._audit(due)
+                    had_room = None
+                    continue
+                had_room = due if has_room else None
+            except OSError as error:  # a store that does not answer
+                self._print(f"audits    {error}; trying again")
                 had_room = None
-                continue
-            had_room = due if has_room else None
             self._is_cancelled.wait(_ENDED_POLL_S if is_finishing else _POLL_S)
 
     def _has_room(self, due: AuditDue, is_finishing: bool) -> bool:
-        if is_locked(self._folder / PLACE):  # by another audit, of a user or of an earlier start
-            return False
         if not is_finishing:
-            return has_free_room(due.ranks) and not self._is_in_the_way()
+            is_in_use = is_locked(self._folder / PLACE)  # by another audit, of a user or of an earlier start
+            return not is_in_use and has_free_room(due.ranks) and not self._is_in_the_way()
+        try:
+            make_folder(self._folder / PLACE)
+            with lock_folder(self._folder / PLACE):
+                pass
+        except InUseError as error:
+            self._print(f"waiting   {error}")
+            return False
         if not has_room_for(due.ranks):
-            self._give_up(due, f"the cluster has no room for its {due.ranks} ranks")
+            self._postponed.add(due.content)
+            self._print(
+                f"audit     {_steps(due)}: the cluster has no room for {due.ranks} ranks; the next start retries it"
+            )
             return False
         return True
 
@@ -150,6 +161,11 @@ class _Audits(threading.Thread):
             self._print(f"audit     {_sentence(steps, row, log)}")
         elif is_stopped or child.returncode == STOPPED:  # by another's signal
             self._print(f"audit     {steps}: stopped; it will be retried")
+        elif is_locked(self._folder / PLACE):
+            self._print(f"audit     {steps}: another process audits the run; it will be retried")
+        elif child.returncode != USER_ERROR and due.content not in self._failed:  # a node or a store may be lost
+            self._failed.add(due.content)
+            self._print(f"audit     {steps} failed, and will be retried once: see {log}")
         else:
             self._give_up(due, f"see {log}")
 
@@ -160,7 +176,7 @@ class _Audits(threading.Thread):
     def _give_up(self, due: AuditDue, reason: str) -> None:
         """Record that a checkpoint cannot be audited, so that it need not be kept."""
         append_row(self._folder / AUDITS_GIVEN_UP, {"of": due.content, "last": due.last, "reason": reason})
-        self._print(f"audit     {_steps(due)} could not be made: {reason}")
+        self._print(f"audit     {_steps(due)} failed: {reason}")
 
     def _is_in_the_way(self) -> bool:
         """Whether the training is not over and has fewer ranks than it may have: an audit may hold what it needs."""

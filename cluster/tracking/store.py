@@ -211,18 +211,25 @@ def launches_tag(rows: Sequence[Row]) -> str:
     Each has a number (from 1 on), the UTC time, the step, the ranks, and the nodes if known. Only the newest that fit
     are listed; their numbers show how many there were. Empty without rows.
     """
-    newest: list[str] = []
     complete = [row for row in rows if all(is_number(row.get(key)) for key in _LAUNCH_KEYS)]
-    for number, row in reversed(list(enumerate(complete, start=1))):
+    launches = []
+    for number, row in enumerate(complete, start=1):
         launched_at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
         launch = {"launch": number, "time": launched_at, "step": row["step"], "ranks": row["world_size"]}
         if "nodes" in row:  # rows of older versions have none
             launch["nodes"] = row["nodes"]
-        text = json.dumps(launch)
-        if sum(map(len, newest)) + 2 * len(newest) + len(text) > _LONGEST_TAG:
-            break
-        newest.insert(0, text)
-    return f"[{', '.join(newest)}]" if newest else ""
+        launches.append(launch)
+    return newest_as_tag(launches) if launches else ""
+
+
+def newest_as_tag(values: Sequence[Row]) -> str:
+    """Return the last of these values, as many as fit into a tag, as a JSON list."""
+    newest: list[str] = []
+    for value in reversed(values):
+        newest.insert(0, json.dumps(value))
+        if sum(map(len, newest)) + 2 * len(newest) > _LONGEST_TAG:
+            return f"[{', '.join(newest[1:])}]"
+    return f"[{', '.join(newest)}]"
 
 
 def _as_text(value: Any) -> str:

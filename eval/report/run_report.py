@@ -43,7 +43,7 @@ from multihop.eval.statistics.formatting import show
 from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
-from multihop.pretrain.run.audits import outcome_of
+from multihop.pretrain.run.audits import decisive_audits, outcome_of
 from multihop.pretrain.run.changes import flatten
 
 Pairs = list[tuple[str, str]]
@@ -271,9 +271,9 @@ def _run_rows(summary: dict[str, Any]) -> Pairs:
     if summary.get("launches", 0) > 1:
         rows.append(("launches", str(summary["launches"])))
     if audits := summary.get("audits"):
-        newest = {(each["first"] + 1, each["last"]): _verdict(each) for each in audits}
+        newest = {(each["first"] + 1, each["last"]): _verdict(each) for each in decisive_audits(audits)}
         said = [f"steps {first:,} to {last:,} {verdict}" for (first, last), verdict in newest.items()]
-        rows.append(("audits", ", ".join(said)))
+        rows.append(("audits", "; ".join(said)))
     stages = summary.get("stages") or {}
     rows += [(f"{name} time", duration(seconds)) for name, seconds in stages.items()]
     return rows + ([("total time", duration(sum(stages.values())))] if stages else [])
@@ -288,7 +288,7 @@ def _verdict(audit: dict[str, Any]) -> str:
         case "differs":
             return "differ"
         case "within rounding":
-            return f"within rounding{conditions}"
+            return f"differ within rounding{conditions}"
         case "beyond rounding":
             return f"differ beyond rounding{conditions}"
         case "no verdict":

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from multihop.common.json_lines import Row, read_rows
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
@@ -43,9 +43,26 @@ def outcome_of(audit: Row) -> Outcome:
     return "within rounding" if rounding["is_within"] else "beyond rounding"
 
 
+def decisive_audits(audits: list[Row]) -> list[Row]:
+    """The newest audit of each checkpoint; but one that compared bits under the same conditions, or found them equal,
+    counts until another one does."""
+    chosen: dict[Any, Row] = {}
+    for audit in audits:
+        key = audit["of"] if "of" in audit else (audit["first"], audit["last"])  # summaries of older versions
+        if key in chosen and _is_about_bits(chosen[key]) and not _is_about_bits(audit):
+            continue
+        chosen.pop(key, None)
+        chosen[key] = audit
+    return list(chosen.values())
+
+
+def _is_about_bits(audit: Row) -> bool:
+    return outcome_of(audit) in ("equal", "differs")
+
+
 def audits_due(run_dir: Path, config: TrainingConfig) -> list[AuditDue]:
-    """The audits that checkpoint.audit asks for and that were neither made nor given up, oldest first: of committed
-    checkpoints, each from the one before it, if that is at most `save_interval` steps older.
+    """The audits that checkpoint.audit asks for and that were neither completed nor given up, oldest first: of
+    committed checkpoints, each from the one before it, if that is at most `save_interval` steps older.
 
     A checkpoint that was saved again, after a resume from an earlier one, is audited again.
     """

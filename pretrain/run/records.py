@@ -99,6 +99,7 @@ def append_launch(
     rejected: list[str],
     rate: float,
     micro_batch_sizes: list[int],
+    is_deterministic: bool,
     times: LaunchTimes,
 ) -> None:
     """Append this launch to launches.jsonl.
@@ -110,6 +111,7 @@ def append_launch(
         rejected: Sentences about newer checkpoints that were rejected.
         rate: Measured floating-point operations per second of a matrix product on this rank's device.
         micro_batch_sizes: Samples of a micro-batch, by phase.
+        is_deterministic: Whether the same launch would compute the same bits.
     """
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else cpu_model()
     datasheet = datasheet_rate(device)
@@ -123,6 +125,7 @@ def append_launch(
         "device": device,
         "threads": torch.get_num_threads(),
         "micro_batch_sizes": micro_batch_sizes,
+        "deterministic": is_deterministic,
         "matmul_tflops_per_s": rate / 1e12,
         "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
         "versions": installed_versions(),

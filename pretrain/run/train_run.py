@@ -106,7 +106,8 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         first_step = max(0, resume.step)
         nodes = round(totals["nodes"])
         path, rejected = run_dir / "launches.jsonl", resume.rejected
-        append_launch(path, ranks, nodes, resume.launch, first_step, rejected, rate, sizes, times)
+        is_deterministic = config.engine.deterministic or ranks.device.type != "cuda"
+        append_launch(path, ranks, nodes, resume.launch, first_step, rejected, rate, sizes, is_deterministic, times)
     last = min(total_steps(config.phases), int(os.environ.get(LAST_STEP, sys.maxsize)))
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:

@@ -200,7 +200,7 @@ def test_there_is_no_verdict_where_other_numbers_are_drawn(pool: Pool, bert_data
     run = trained(pool, 1, tmp_path, bert_data)
     outcome = audited(pool, run, 3, 6, micro_batch_size=1)
     assert outcome.rounding is not None and outcome.rounding.is_within is None and not outcome.is_proven
-    assert outcome.rounding.reason == "micro_batch_sizes changed, so dropout or bptt may draw other numbers"
+    assert outcome.rounding.reason == "micro_batch_sizes changed, so dropout or bptt may draw other random numbers"
 
 
 def test_an_element_is_compared_with_its_size_and_the_others() -> None:
@@ -346,7 +346,7 @@ def test_a_run_audits_its_checkpoints(texts: Path, tmp_path: Path) -> None:
     *before, byte = weights.read_bytes()
     weights.write_bytes(bytes([*before, byte ^ 1]))
     again = multihop(tmp_path, "train", "recipe.yaml", *audits)
-    assert f"audit     steps 16 to 20 could not be made: see {log}" in again
+    assert f"audit     steps 16 to 20 failed: see {log}" in again
     assert f"{weights.name} is damaged" in log.read_text()
     assert len(json_lines(run / "audits.jsonl")) == 5
     assert "nothing left to do" in multihop(tmp_path, "train", "recipe.yaml", *audits)

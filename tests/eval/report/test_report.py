@@ -178,7 +178,7 @@ def test_it_shows_the_models_health_and_says_when_it_is_ill(tmp_path: Path) -> N
         ),
         (
             {"is_equal": False, "conditions": ["torch was 2.0.0"], "rounding": {"is_within": True}},
-            "steps 71 to 80 within rounding (torch was 2.0.0)",
+            "steps 71 to 80 differ within rounding (torch was 2.0.0)",
         ),
         (
             {"is_equal": False, "conditions": ["torch was 2.0.0"], "rounding": {"is_within": False}},

@@ -8,7 +8,7 @@ from worker_runs import recipe
 
 from multihop.common.json_lines import append_row
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
-from multihop.pretrain.run.audits import AuditDue, audits_due, steps_of_audits
+from multihop.pretrain.run.audits import AuditDue, audits_due, decisive_audits, steps_of_audits
 from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, read_config
 
 
@@ -36,3 +36,14 @@ def test_an_audit_is_due_until_it_has_an_outcome_and_again_for_other_weights(tmp
     (tmp_path / AUDITS_GIVEN_UP).unlink()
     config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"audit": None})})
     assert audits_due(tmp_path, config) == [] and steps_of_audits(tmp_path, config) == set()
+
+
+def test_the_newest_audit_of_a_checkpoint_counts_unless_only_an_earlier_one_is_about_bits() -> None:
+    within = {"is_equal": False, "conditions": ["threads"], "rounding": {"is_within": True}}
+    differs, equal = {"is_equal": False, "conditions": []}, {"is_equal": True, "conditions": ["threads"]}
+    rows = [each | {"of": of, "first": 1, "last": 2} for of, each in (("a", differs), ("b", within), ("a", within))]
+    assert decisive_audits(rows) == rows[:2]
+    rows.append(equal | {"of": "a", "first": 0, "last": 2})
+    assert decisive_audits(rows) == [rows[1], rows[3]]
+    older = [{"first": 1, "last": 2, "is_equal": False}, {"first": 1, "last": 2, "is_equal": True}]
+    assert decisive_audits(older) == older[1:]
