@@ -88,9 +88,9 @@ def summarize(run_dir: Path, status: str, stages: dict[str, float]) -> dict[str,
 
 
 def audits_of(run_dir: Path) -> list[Row]:
-    """Return what audits.jsonl says of each audit: the steps and the checkpoint's hash, whether all bits are equal, what
-    was not the same in the replay, the first step whose state differs, and if it was judged, whether the differences
-    are within rounding."""
+    """Return what audits.jsonl says of each audit: the steps and the checkpoint's hash, whether all bits are equal,
+    what was not the same in the replay, the first step whose state differs, and if it was judged, whether the
+    differences are within rounding."""
     keys = "first", "last", "is_equal", "conditions", "of"
     return [
         {key: row[key] for key in keys}
