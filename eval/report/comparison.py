@@ -61,8 +61,8 @@ def write_comparison(
     Raises:
         UserError: a file is damaged, or no run has the key `x`.
     """
-    every = _short_names(read_runs(run_dirs))
-    runs = _with_inits(_short_names(over_seeds(every)))
+    named = read_runs(run_dirs)
+    every, runs = _short_names(named), _with_inits(_short_names(over_seeds(named)))
     differences_of_runs = run_differences(runs)
     tasks = _tasks(runs)
     lengths = {task: by_length(runs, task) for task in tasks if _kind(runs, task) == "translation"}

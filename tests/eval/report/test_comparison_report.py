@@ -227,6 +227,13 @@ def test_translations_are_told_by_length_and_runs_that_differ_in_their_seed_as_o
     assert "(bleu-by-length.png)" in markdown and "Signatures of sacrebleu: nrefs:1" in markdown
 
 
+def test_runs_that_are_named_by_their_seed_alone_keep_the_name_before_it(tmp_path: Path) -> None:
+    names = ("sizes-seed1", "sizes-seed2", "sizes-deaf-seed1", "sizes-deaf-seed2")
+    runs = [_translating(tmp_path, name, int(name[-1]), 20.0) for name in names]
+    found, _, _ = _report(runs, tmp_path / "out")
+    assert [line[0] for line in found["differs from sizes in"]] == ["sizes", "sizes-deaf"]
+
+
 def test_losses_of_several_training_seeds_are_judged(tmp_path: Path) -> None:
     speeds = {"a": (10.0, 20.0, 30.0), "b": (2010.0, 2020.0, 2040.0)}
     runs = []
