@@ -30,7 +30,7 @@ LAYER_LR_DECAY = {"lamb": 0.5}
 PLACES = [(0, "none"), (1, "none"), (1, "optimizer"), (2, "none"), (2, "optimizer")]
 PLACES += [(3, "none"), (3, "optimizer"), (3, "optimizer+weights")]
 CLOSE = 2e-5
-"""Largest relative difference of losses in fp32 without dropout."""
+"""Largest difference in fp32 without dropout: of losses relative, of weights absolute."""
 
 
 def begin(run_dir: Path, data: Path, content: dict[str, Any], checkpoint: Path | None = None) -> Path:
@@ -188,7 +188,7 @@ def test_any_other_ranks_stage_and_offload_resume_within_rounding(
     assert max(float((moved[name] - there[name]).abs().max()) for name in compared) > 1e-3
     where = f"{optimizer:5} written by {written[0]} ranks in stage {written[1]}, read by {ranks} in stage {stage}"
     table(f"{where}, offload {offload:17}: losses {of_losses:.1e} (relative), weights {of_weights:.1e}")
-    assert min(ours) == k + 1 and of_losses < CLOSE
+    assert min(ours) == k + 1 and of_losses < CLOSE and of_weights < CLOSE
 
 
 @pytest.mark.parametrize(("ranks", "stage", "micro_batch"), [(1, 0, 7), (1, 1, 3), (2, 2, 1), (3, 1, 2), (4, 3, 2)])
