@@ -148,6 +148,7 @@ def test_several_numbers_of_gpus_those_with_the_fewest_gpu_hours_first(recipe: P
     assert picture.stat().st_size > 0
 
 
+@pytest.mark.long
 def test_real_steps_on_this_machine(recipe: Path) -> None:
     (phase,) = plan(recipe, "--probe", "--gpus", "1", ONE_PHASE, "engine.precision=fp32")["phases"]
     check_probed(phase)

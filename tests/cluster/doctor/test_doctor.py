@@ -132,6 +132,7 @@ def multihop(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_faults_of_a_node_are_found_with_its_name(cluster: Cluster, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     done = multihop(tmp_path, "doctor", "--address", cluster.address, "--runs", str(runs), "--json")

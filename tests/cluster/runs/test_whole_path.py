@@ -143,6 +143,7 @@ def test_a_lost_report_is_written_again_and_nothing_else(workplace: Path, whole:
     assert rows == ((whole / "metrics.jsonl").read_text(), (whole / "eval" / "results.jsonl").read_text())
 
 
+@pytest.mark.long
 def test_an_audit_of_its_last_checkpoint_is_recorded(workplace: Path, whole: Path) -> None:
     printed = multihop(workplace, "checkpoints", "audit", "whole")
     assert "replayed  steps 71 to 80 in " in printed and "equal     all weights, moments and counters" in printed

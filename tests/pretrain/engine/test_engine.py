@@ -48,10 +48,11 @@ SHORT = [
     ("lamb", "fp16", 2, 1, "none"),
     ("adamw", "bf16", 2, 2, "none"),
     ("muon", "fp32", 2, 1, "none"),
-    ("muon", "bf16", 4, 3, "optimizer"),
+    ("muon", "bf16", 2, 3, "none"),
 ]
 """Each optimizer, stage and precision. Offloaded weights, and LAMB on 4 ranks, are tried with layer_lr_decay below."""
 MORE = [
+    ("muon", "bf16", 4, 3, "optimizer"),
     ("lamb", "fp32", 4, 1, "none"),
     ("adamw", "fp32", 2, 3, "optimizer+weights"),
     ("lamb", "fp32", 1, 0, "none"),

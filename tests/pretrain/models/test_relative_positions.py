@@ -295,7 +295,8 @@ def test_an_export_is_refused(family: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", ["bert", pytest.param("gpt2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_two_ranks_train_alike_in_zero_stages_0_and_3(
     family: str, bert_data: Path, gpt2_data: Path, tmp_path: Path, pool: Callable[[int], RankPool]
 ) -> None:
