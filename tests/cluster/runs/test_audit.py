@@ -401,6 +401,9 @@ def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     launches.write_text(launches.read_text().replace('"threads": 1,', '"threads": 64,'))
     printed = multihop(tmp_path, "checkpoints", "audit", "small")
     assert "within    rounding: the largest difference of an element is" in printed and "changed   threads" in printed
+    assert "committed, differs from its replay" in multihop(tmp_path, "checkpoints", "list", "small"), "it is known"
+    flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)), 1)
+    multihop(tmp_path, "checkpoints", "audit", "small")
     assert "committed, audited within rounding" in multihop(tmp_path, "checkpoints", "list", "small")
     flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)), 23)
     printed = multihop(tmp_path, "checkpoints", "audit", "small", code=1)
