@@ -40,7 +40,7 @@ _DIVISORS = [2, 4]
 _PICTURES = (".png", ".svg", ".pdf")
 _ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS = 0.8, 1 / 16, 0.5, 100
 """Of a GPU that is not known: the share of its bf16 rate that matrix products reach, that of fp32, the share of the
-former which attention reaches, its multiprocessors, and the bytes per second between two of them, by PCIe 5."""
+former which attention reaches, and its multiprocessors."""
 
 
 @plan_command.command()

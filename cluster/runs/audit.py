@@ -117,7 +117,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     checkpoints = checkpoints_of(run_dir, config)
     first, last = steps_to_replay(checkpoints, first, last)
     expected = verify(folder_of_step(checkpoints, last))
-    if first > 0:  # the replay would start from the initial weights
+    if first > 0:  # if it were damaged, the replay would start from the initial weights
         verify(folder_of_step(checkpoints, first))
     with replay_folder(run_dir, first, expected, bisect) as folder:
         _replay(run_dir, folder, first, expected, address)
@@ -378,14 +378,16 @@ def _values(rows: list[Row], key: str) -> dict[int, Any]:
 def _changed_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[tuple[str, str]]:
     """What was not the same for the launches of the run that trained these steps: its name, and a sentence."""
     now = _conditions_of(replay)
-    kernels = "kernels are not deterministic, because engine.deterministic is not set"
-    return [("kernels", kernels)] * (not replay.get("deterministic", True)) + [
+    changed = [
         (name, f"{name} was {value} from step {row['step']} on, is {now.get(name)}")
         for row in _launches_of(launches, first)
         if row["step"] < last
         for name, value in _conditions_of(row).items()
         if value != now.get(name)
     ]
+    if not replay.get("deterministic", True):
+        changed.append(("kernels", "kernels are not deterministic, because engine.deterministic is not set"))
+    return changed
 
 
 def _launches_of(launches: list[Row], first: int) -> list[Row]:

@@ -4,8 +4,7 @@ Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), as torch.optim.M
 flat buffers that hold slices of the model's tensors. The momentum is elementwise, so slices are enough for it; the
 orthogonalization needs the whole matrix. Each matrix is assigned to one rank: the others send it their slices of the
 momentum and get their slices of the update back, in one exchange each way for all matrices that a call of
-`step` updates. A rank that holds most of a
-matrix gets it, as long as the work stays even.
+`step` updates. A rank that holds most of a matrix gets it, as long as the work stays even.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Which checkpoints are to be audited, and which are kept for that."""
+"""Which checkpoints are to be audited, which are kept for that, and which audit of several counts."""
 
 import json
 from pathlib import Path
