@@ -26,12 +26,14 @@ def recipe_of(preset: str, folder: Path) -> dict[str, Any]:
     (folder / "texts.jsonl").write_text('{"text": "not read for a plan", "a": "", "b": ""}\n')
     longest, family = PRESETS[preset]["max_positions"], FAMILIES[PRESETS[preset]["family"]]
     pairs = family.translates or family.uses_ctc
+    special_tokens = "t5" if pairs else "gpt2" if family.causal else "bert"
     text = {"fields": {"source": "a", "target": "b"}} if pairs else {}
     return {
         "name": preset,
         "data": {"sources": [{"path": str(folder / "texts.jsonl"), **text}]},
-        "tokenizer": {"vocab_size": VOCABULARY, "special_tokens": "t5" if pairs else "bert"},
-        "model": {"preset": preset},
+        "tokenizer": {"vocab_size": VOCABULARY, "special_tokens": special_tokens},
+        # Words are read by their characters only with imported weights.
+        "model": {"preset": preset} | ({"characters": None} if "characters" in PRESETS[preset] else {}),
         "phases": [
             {"seq_len": length, "global_batch_size": RANKS * TOKENS // length, "steps": 1000}
             for length in LENGTHS

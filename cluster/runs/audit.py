@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from multihop.cluster.locks import lock_folder
+from multihop.cluster.locks import is_locked, lock_folder
 from multihop.cluster.runs.audit_rounding import Rounding, judge_rounding
 from multihop.cluster.runs.summary import audits_of, read_summary, write_audits
 from multihop.cluster.tracking.store import AUDITS_TAG, newest_as_tag
@@ -152,7 +152,7 @@ def _publish(run_dir: Path) -> None:
     """Write the verdict into the run's summary, its report and MLflow; a run in progress does so at its own end."""
     from multihop.eval.report.run_report import write_report
 
-    if read_summary(run_dir).get("status") in (None, "running"):
+    if is_locked(run_dir) or not read_summary(run_dir):
         return
     write_audits(run_dir)
     write_report(run_dir)

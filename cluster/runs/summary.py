@@ -43,8 +43,11 @@ def write_summary(run_dir: Path, status: str, stages: dict[str, float]) -> None:
 
 
 def write_audits(run_dir: Path) -> None:
-    """Replace the audits in the summary of a run that has ended; the rest tells where it was trained."""
-    _write(run_dir, read_summary(run_dir) | {"audits": audits_of(run_dir)})
+    """Bring the summary of a run that is not in progress up to date, for its audits: one that was killed wrote none at
+    its end. Its environment stays."""
+    old = read_summary(run_dir)
+    new = summarize(run_dir, old["status"], old.get("stages", {}))
+    _write(run_dir, new | {"environment": old.get("environment", new["environment"])})
 
 
 def _write(run_dir: Path, summary: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """Audits: the steps before a checkpoint are trained again, and every planted fault is found."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import objective_recipes
+import psutil
 import pytest
 import torch
 from kinds_of_families import OBJECTIVES
@@ -18,6 +21,7 @@ from rank_pool import RankPool
 from worker_runs import recipe
 from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
 
+from multihop.cluster.locks import lock_folder
 from multihop.cluster.runs.audit import (
     Audit,
     ComparedStates,
@@ -82,8 +86,28 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
         outcome = audited(pool, run, first, last)
         assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
     assert not (run / ".audit" / "replay").exists()
-    (run / "launches.jsonl").unlink()
+    launches = run / "launches.jsonl"
+    (launch,) = json_lines(launches)
+    lost = launch | {"step": 3, "threads": 64}
+    launches.write_text("".join(json.dumps(row) + "\n" for row in (launch, lost, launch | {"step": 3})))
+    assert not audited(pool, run, 3, 6).conditions, "a later launch resumed from the same step"
+    launches.unlink()
     assert audited(pool, run, 3, 6).is_equal
+
+
+@pytest.mark.long
+def test_on_a_gpu_without_deterministic_kernels_other_bits_are_expected(
+    pool: Pool, bert_data: Path, tmp_path: Path
+) -> None:
+    """What a GPU's replay records of its kernels is written by hand."""
+    run = trained(pool, 1, tmp_path, bert_data)
+    expected = verify(folder_of_step(str(run / "checkpoints"), 6))
+    with replay_folder(run, 3, expected) as folder:
+        assert pool(1).run(run_worker_to, folder, 6) == [0]
+        (launch,) = json_lines(folder / "launches.jsonl")
+        (folder / "launches.jsonl").write_text(json.dumps(launch | {"deterministic": False}) + "\n")
+        outcome = compare_replay(run, folder, 3, expected)
+    assert outcome.conditions == ["kernels are not deterministic, because engine.deterministic is not set"]
 
 
 @pytest.mark.long
@@ -368,6 +392,57 @@ def test_where_the_cluster_has_room_it_audits_beside_the_training(texts: Path, t
 
 
 @pytest.mark.long
+def test_an_audit_that_is_killed_is_retried_once_and_anothers_lock_is_waited_for(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "small", 10)
+    train = "train", "recipe.yaml", "cluster.workers=1", "checkpoint.save_interval=5", "checkpoint.audit.every=10"
+    multihop(tmp_path, *train)
+    run = tmp_path / "runs" / "small"
+    last = Path(folder_of_step(str(run / "checkpoints"), 10))
+    flip_a_bit(last)
+    with lock_folder(run / ".audit"):
+        command = begin(tmp_path, *train)
+        waiting = f"waiting   {run / '.audit'} is in use by process {os.getpid()} on "
+        wait_for(lambda: waiting in (tmp_path / "output.txt").read_text(), tmp_path, command)
+    killed: set[int] = set()
+    for _ in range(2):
+        wait_for(lambda: audits_of_run(run) - killed, tmp_path, command)
+        for process in audits_of_run(run) - killed:
+            os.kill(process, signal.SIGKILL)
+            killed.add(process)
+    printed = ended(tmp_path, command)
+    assert printed.count("audit     steps 6 to 10 failed, and will be retried once: see ") == 1
+    assert printed.count("audit     steps 6 to 10 failed: see ") == 1
+    assert len(json_lines(run / "audits.jsonl")) == 1
+    assert "nothing left to do" in multihop(tmp_path, *train)
+
+
+@pytest.mark.long
+def test_of_a_run_that_was_killed_an_audit_is_in_the_summary_at_once(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "small", 100_000)
+    command = begin(tmp_path, "train", "recipe.yaml", "cluster.workers=1", "checkpoint.save_interval=50")
+    run = tmp_path / "runs" / "small"
+    wait_for((run / "checkpoints" / "step-00000050" / "manifest.json").exists, tmp_path, command)
+    command.kill()
+    ended(tmp_path, command, -signal.SIGKILL)
+    assert "equal     all weights" in multihop(tmp_path, "checkpoints", "audit", "small", "--to", "50")
+    (audit,) = json.loads((run / "summary.json").read_text())["audits"]
+    assert (audit["first"], audit["last"], audit["is_equal"]) == (0, 50, True)
+    report = (run / "report.md").read_text()
+    assert "steps 1 to 50 equal" in report and "pretrained for 0 steps" not in report
+
+
+def audits_of_run(run: Path) -> set[int]:
+    """Return the processes of `multihop checkpoints audit`."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            command = process.cmdline()
+            if {"checkpoints", "audit", str(run)} <= set(command):
+                found.add(process.pid)
+    return found
+
+
+@pytest.mark.long
 def test_an_interrupted_audit_leaves_no_files(texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "small", 1000)
     multihop(tmp_path, "train", "recipe.yaml", "checkpoint.save_interval=1000", "engine.log_interval=1000")
@@ -405,6 +480,13 @@ def test_the_command_bisects(texts: Path, tmp_path: Path) -> None:
     flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)), 1)
     multihop(tmp_path, "checkpoints", "audit", "small")
     assert "committed, audited within rounding" in multihop(tmp_path, "checkpoints", "list", "small")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    command = begin(beside, "checkpoints", "audit", "small", "--bisect", "--runs", str(tmp_path / "runs"))
+    replay = tmp_path / "runs" / "small" / ".audit" / "replay"
+    wait_for((replay / "launches.jsonl").exists, beside, command)
+    flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 10)), 22)
+    assert "replays   they differ from step 11 on: the replay is not deterministic" in ended(beside, command)
     flip_a_bit(Path(folder_of_step(str(tmp_path / "runs" / "small" / "checkpoints"), 20)), 23)
     printed = multihop(tmp_path, "checkpoints", "audit", "small", code=1)
     assert "beyond    rounding: an element differs by" in printed
