@@ -63,7 +63,7 @@ def recovery_of(gpus: int, measures: Sequence[str]) -> Recovery:
         save_write_s=write_s if is_asynchronous else 0.0,
         detect_s=10.0 if MEASURES[1] in measures else 600.0,
         restart_s=(30.0 if "standby workers" in measures else 120.0) + write_s,  # reading takes as long as writing
-        without_nodes="shrink" if "continuing with fewer nodes" in measures else "wait",
+        fewest_nodes=1 if "continuing with fewer nodes" in measures else None,
     )
 
 

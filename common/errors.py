@@ -12,6 +12,10 @@ DETACHED = 130
 """Ctrl-C interrupted a command that followed a job; the job keeps running."""
 
 
+class PlanningFailed(RuntimeError):
+    """The process that plans a run failed, for example for lack of memory."""
+
+
 class UserError(ValueError):
     """Reports a mistake in a recipe, an option or a file of the user's. Its message is a sentence for the user.
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from multihop.common.errors import FAILED, STOPPED, USER_ERROR, UserError
+from multihop.common.errors import FAILED, STOPPED, USER_ERROR, PlanningFailed, UserError
 from multihop.common.files import DISK_FULL
 from multihop.common.redaction import safe_text
 from multihop.data_prep.reading.errors import ReadFailed
@@ -54,7 +54,7 @@ def friendly_errors() -> Iterator[None]:
         _exit(f"this command needs {name}, which is missing; pip install 'multihop[{_EXTRA_OF[name]}]'", USER_ERROR)
     except ReadFailed as error:
         _exit(error, FAILED, "; rerun the same command to resume")
-    except ConnectionError as error:
+    except (ConnectionError, PlanningFailed) as error:
         _exit(error, FAILED)
     except OSError as error:
         if error.errno is None and str(error).startswith("s3://"):  # the library has tried for minutes

@@ -16,6 +16,7 @@ from multihop.cluster.cli.plan_report import (
     cheapest_first,
     draw,
     failures_line,
+    fits,
     hours_of,
     outside_line,
     table_of,
@@ -103,6 +104,11 @@ def plan(
     from multihop.pretrain.plan.collectives import links_of
 
     loaded = load_recipe(recipe, overrides or [])
+    figures = {"--failures": failures, "--store": store, "--price": price, "--network": network}
+    figures |= {"--gpu-memory": gpu_memory, "--gpu-tflops": gpu_tflops, "--gpu-bandwidth": gpu_bandwidth}
+    for option, value in figures.items():
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"{option}={value} is not finite; give a number")
     if probe:
         if sweep or picture is not None:
             raise UserError("--probe measures one setting on this machine; remove --sweep and --picture")
@@ -110,9 +116,6 @@ def plan(
         return
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
     numbers = _numbers(gpus or "8")
-    for option, value in (("--failures", failures), ("--store", store), ("--price", price or 0.0)):
-        if not math.isfinite(value):
-            raise UserError(f"{option}={value} is not finite; give a number")
     if picture is not None and (picture.suffix not in _PICTURES or not picture.parent.is_dir()):
         raise UserError(f"--picture={picture} must be a {', '.join(_PICTURES)} file in a directory that exists")
     check_precision(loaded, kind)
@@ -144,9 +147,8 @@ def plan(
         each["cost"] = None if price is None or each["hours"] is None else each["hours"] * each["gpus"] * price
     plans = cheapest_first(plans)
     cheapest = plans[0]["gpus"]
-    failing = with_failures(
-        plans, nodes_of[cheapest], failures, store * GB, not isinstance(loaded.cluster.workers, int)
-    )
+    fewest = _fewest_nodes(loaded, cheapest, nodes_of[cheapest])
+    failing = with_failures(plans, nodes_of[cheapest], failures, store * GB, fewest)
     if as_json:
         found = {"gpu": gpu, "nodes": nodes, "memory_bytes": kind.memory, "plans": plans, "with_failures": failing}
         print(json.dumps(found, indent=1))
@@ -165,6 +167,12 @@ def plan(
     for sentence in caveats(loaded):
         out.print(sentence)
     _draw(plans, price, picture)
+
+
+def _fewest_nodes(recipe: "Recipe", gpus: int, nodes: int) -> int:
+    """Number of nodes of a plan that the run needs to continue: all of them, unless cluster.workers is a range."""
+    fewest, most = recipe.cluster.worker_range
+    return nodes if fewest == most else math.ceil(min(fewest, gpus) / (gpus / nodes))
 
 
 def _probe(recipe: "Recipe", numbers: list[int], nodes: int, runs: Path, price: float | None, as_json: bool) -> None:
@@ -200,7 +208,7 @@ def _probe(recipe: "Recipe", numbers: list[int], nodes: int, runs: Path, price: 
 def _draw(plans: list[dict[str, Any]], price: float | None, picture: Path | None) -> None:
     if picture is None:
         return
-    if not plans[0]["micro_batch_size"]:
+    if not fits(plans, plans[0]):
         raise UserError("nothing fits, so there is nothing to draw; see the table")
     draw(plans, price, picture)
 
@@ -208,6 +216,8 @@ def _draw(plans: list[dict[str, Any]], price: float | None, picture: Path | None
 def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_gb: float | None) -> "Gpu":
     from multihop.common.gpus import GPUS, Gpu, gpu_named
 
+    if not name.strip():
+        raise UserError(f"--gpu={name!r} is empty; give a name")
     known = gpu_named(name)
     if known is not None:
         return replace(
@@ -216,6 +226,7 @@ def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_
             bandwidth=known.bandwidth if bandwidth_gb is None else bandwidth_gb * GB,
             flops=known.flops if tflops is None else tflops * 1e12,
             achievable_flops=known.achievable_flops if tflops is None else _ACHIEVABLE * tflops * 1e12,
+            attention_flops=known.attention_flops * (1.0 if tflops is None else tflops * 1e12 / known.flops),
         )
     if memory_gb is None or tflops is None or bandwidth_gb is None:
         raise UserError(

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,12 +25,20 @@ def cheapest_first(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The phases of each setting together: those of which all fit first, those with the fewest GPU hours first."""
 
     def rank(plan: dict[str, Any]) -> tuple[bool, float]:
-        same = [other for other in plans if _setting(other) == _setting(plan)]
-        if not all(other["micro_batch_size"] for other in same):
+        if not fits(plans, plan):
             return True, 0.0
-        return False, sum(other["hours"] * other["gpus"] for other in same)
+        return False, sum(other["hours"] * other["gpus"] for other in _same_setting(plans, plan))
 
     return sorted(plans, key=rank)
+
+
+def fits(plans: list[dict[str, Any]], plan: dict[str, Any]) -> bool:
+    """Whether all phases of a plan's setting fit."""
+    return all(other["micro_batch_size"] for other in _same_setting(plans, plan))
+
+
+def _same_setting(plans: list[dict[str, Any]], plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [other for other in plans if _setting(other) == _setting(plan)]
 
 
 def hours_of(plan: dict[str, Any]) -> float | None:
@@ -42,8 +50,8 @@ def hours_of(plan: dict[str, Any]) -> float | None:
 def outside_line(plans: list[dict[str, Any]]) -> str | None:
     """The shares of the first setting's time in which it saves and evaluates; None if they are small, or it does not
     fit."""
-    chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
-    if not all(plan["micro_batch_size"] for plan in chosen):
+    chosen = _same_setting(plans, plans[0])
+    if not fits(plans, plans[0]):
         return None
     total = 3600 * sum(plan["hours"] for plan in chosen)
     saves, evaluation = (sum(plan[key] for plan in chosen) / total for key in ("save_s", "eval_s"))
@@ -53,29 +61,28 @@ def outside_line(plans: list[dict[str, Any]]) -> str | None:
 
 
 def with_failures(
-    plans: list[dict[str, Any]], nodes: int, failures: float, store_bytes_per_s: float, is_elastic: bool
+    plans: list[dict[str, Any]], nodes: int, failures: float, store_bytes_per_s: float, fewest_nodes: int
 ) -> dict[str, Any] | None:
     """The first setting on nodes that fail; None if it does not fit, or nothing fails.
 
     Args:
         failures: Failures per 1,000 node-days.
         store_bytes_per_s: Rate at which all ranks together write a checkpoint.
-        is_elastic: The run continues with fewer nodes; else it waits until a node is repaired.
+        fewest_nodes: With so many nodes the run continues; with fewer it waits until one is repaired.
     """
     import numpy as np
 
     from multihop.pretrain.plan.goodput import Nodes, Recovery, daly_interval, simulate
 
-    chosen = [plan for plan in plans if _setting(plan) == _setting(plans[0])]
-    if failures == 0 or not all(plan["micro_batch_size"] for plan in chosen):
+    chosen = _same_setting(plans, plans[0])
+    if failures == 0 or not fits(plans, plans[0]):
         return None
     work_s = sum(plan["phase_s"] + plan["eval_s"] for plan in chosen)  # the simulation has saves of its own
     size, pause_s = plans[0]["checkpoint_bytes"], plans[0]["save_pause_s"]
     cluster = Nodes(nodes, failures / 1000)
     save_s = size / store_bytes_per_s
     interval = max(daly_interval(pause_s, 86_400_000 / (nodes * failures)), save_s)  # a save at a time
-    without_nodes: Literal["wait", "shrink"] = "shrink" if is_elastic else "wait"
-    recovery = Recovery(interval, pause_s, save_s, restart_s=Recovery.restart_s + save_s, without_nodes=without_nodes)
+    recovery = Recovery(interval, pause_s, save_s, restart_s=Recovery.restart_s + save_s, fewest_nodes=fewest_nodes)
     outcomes = [simulate(cluster, recovery, work_s, seed, _MOST * work_s) for seed in range(_SIMULATED)]
     hours = np.quantile([each.seconds / 3600 for each in outcomes], _QUANTILES, method="nearest").tolist()
     return {
@@ -85,7 +92,7 @@ def with_failures(
         "failures": work_s / 86_400 * nodes * failures / 1000,
         "hours": [None if math.isinf(each) else each for each in hours],
         "repair_h": cluster.repair_s / 3600,
-        "is_elastic": is_elastic,
+        "is_elastic": fewest_nodes < nodes,
         "goodput": float(np.mean([each.goodput(work_s) for each in outcomes])),
     }
 
@@ -96,9 +103,9 @@ def failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str 
         return None
     head = (
         f"At {found['failures_per_1000_node_days']:g} failures per 1,000 node-days, {found['failures']:.2g} are "
-        "expected; "
-        + ("the run continues with fewer nodes" if found["is_elastic"] else "each waits for a node")
-        + f" for {found['repair_h']:g} h. "
+        "expected; after each "
+        + ("the run continues with fewer nodes for" if found["is_elastic"] else "the run waits for the node, for")
+        + f" {found['repair_h']:g} h. "
     )
     if None in found["hours"]:
         return f"{head}It may not end within {_MOST:g} times its work: raise --store, or train on fewer nodes."
@@ -195,7 +202,7 @@ def draw(plans: list[dict[str, Any]], price: float | None, out: Path) -> None:
     settings = dict.fromkeys(map(_setting, plans))
     for setting in settings:
         same = [plan for plan in plans if _setting(plan) == setting]
-        if not all(plan["micro_batch_size"] for plan in same):
+        if not fits(plans, same[0]):
             continue
         gpus, stage, checkpointing, micro_batch = setting
         hours = sum(plan["hours"] for plan in same)

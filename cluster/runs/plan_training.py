@@ -12,14 +12,13 @@ from multihop.cluster.ray.capacity import has_gpus
 from multihop.cluster.ray.gpus import ClusterGpus, gpus_of_cluster
 from multihop.cluster.runs.planning import (
     STORE_BYTES_PER_S,
-    PlanningFailed,
     caveats,
     check_precision,
     engine_setting,
     plans_of,
 )
 from multihop.cluster.runs.resolved import ResolvedRun
-from multihop.common.errors import UserError
+from multihop.common.errors import PlanningFailed, UserError
 from multihop.common.files import sha256_json
 from multihop.common.gpus import USABLE, Gpu, gpu_named
 from multihop.common.json_lines import Row, append_row, read_rows

@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from multihop.cluster.runs.recipe import Recipe
-from multihop.common.errors import UserError
+from multihop.common.errors import PlanningFailed, UserError
 from multihop.common.gpus import USABLE, Gpu
 from multihop.pretrain.config import TrainingConfig
 
 Prepared = tuple[str, str]
 """Directories of prepared data and of its indexes."""
-
-
-class PlanningFailed(RuntimeError):
-    """The planning process failed."""
 
 
 STORE_BYTES_PER_S = 1e9

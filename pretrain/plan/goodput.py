@@ -7,7 +7,6 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -55,9 +54,9 @@ class Recovery:
     restart_s: float = 60.0
     """From there to the first step: placement, start of the processes, rendezvous, restoring. Both defaults are
     assumptions; `bench/recovery.py` measured 9.9 s and 8 s on two hosts."""
-    without_nodes: Literal["wait", "shrink"] = "wait"
-    """What happens if no spare node is left: the run waits for a repair, or goes on with the nodes that are left, and
-    is saved and restarted when one comes back."""
+    fewest_nodes: int | None = None
+    """If no spare node is left, the run goes on with at least so many of its nodes, and is saved and restarted when one
+    comes back; with fewer it waits for a repair. None: it needs all of them."""
 
     def duration(self, training_s: float) -> float:
         """Seconds of so much training with its saves; there is none at its end."""
@@ -195,7 +194,7 @@ class _Run:
         began = self.now_s
         self.now_s += detect_s
         self._repair()
-        least = self._nodes.count if self._recovery.without_nodes == "wait" else 1
+        least = self._nodes.count if self._recovery.fewest_nodes is None else self._recovery.fewest_nodes
         while self._is_up.sum() < least:
             self.now_s = max(self.now_s, self._repairs[0][0])
             self._repair()

@@ -126,6 +126,7 @@ class _Run:
         self._phases.append((phase.steps, phase_s + eval_s))
         tokens = fit.step_tokens / plan.share * size
         flops = step_flops(config.model, plan.vocabularies.output, fit.batch) / fit.batch.tokens * tokens
+        peak = self._gpu.fp32_flops if config.engine.precision == "fp32" else self._gpu.flops
         speed = {
             "step_s": seconds,
             "limited_by": limited_by,
@@ -133,7 +134,7 @@ class _Run:
             "eval_s": eval_s,
             "save_s": seconds_of_saves(self._saves, self._phases, total)[-1],
             "tokens_per_s": tokens / seconds,
-            "mfu": flops / seconds / (self._gpu.flops * plan.world_size),
+            "mfu": flops / seconds / (peak * plan.world_size),
         }
         return {
             "seq_len": phase.seq_len,

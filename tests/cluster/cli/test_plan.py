@@ -88,7 +88,10 @@ def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
     assert failing["checkpoint_bytes"] == 12 * found["plans"][0]["parameters"]
     assert hours < failing["hours"][0] <= failing["hours"][1] <= failing["hours"][2] < 1.1 * hours
     assert failing["failures"] == pytest.approx(4 * 20 / 1000 * hours / 24)
-    assert 0.9 < failing["goodput"] < 1
+    assert 0.9 < failing["goodput"] < 1 and not failing["is_elastic"]
+    for workers, is_elastic in (("[12,16]", True), ("[13,16]", False)):  # a node has four
+        options = ["--gpus", "16", "--nodes", "4", "--network", "100", f"cluster.workers={workers}"]
+        assert plan(recipe, *options, long, "engine.micro_batch_size=16")["with_failures"]["is_elastic"] == is_elastic
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,8 @@ def test_no_more_ranks_than_pairs(recipe: Path) -> None:
             "--gpus=13 cannot be divided among 2 nodes of 8 GPUs",
         ),
         (["--failures", "inf"], "--failures=inf is not finite"),
+        (["--gpu-memory", "inf"], "--gpu-memory=inf is not finite"),
+        (["--gpu", " "], "--gpu=' ' is empty"),
         (["--probe", "--sweep"], "--probe measures one setting on this machine; remove --sweep and --picture"),
         (["--probe", "--gpus", "1,2"], "--gpus=1,2: --probe measures one setting; give one number"),
         (["--picture", "no/such/directory.png"], "in a directory that exists"),

@@ -54,7 +54,7 @@ def test_spare_nodes_and_shrinking_save_the_wait_for_repairs() -> None:
     work = 10 * DAY
     waiting = seconds(slow, SIMPLE, work)
     assert seconds(replace(slow, spares=10), SIMPLE, work) < 0.8 * waiting
-    assert seconds(slow, replace(SIMPLE, without_nodes="shrink"), work) < 0.8 * waiting
+    assert seconds(slow, replace(SIMPLE, fewest_nodes=1), work) < 0.8 * waiting
 
 
 def test_a_lost_rack_takes_all_of_its_nodes() -> None:
@@ -89,7 +89,7 @@ def test_replacing_nodes_that_fail_often_leaves_those_that_do_not() -> None:
 
 def test_a_run_that_shrank_grows_again_and_loses_nothing_by_it() -> None:
     slow = replace(ALIKE, count=4, failures_per_day=0.5, repair_s=2 * 3600.0)
-    elastic = replace(SIMPLE, without_nodes="shrink")
+    elastic = replace(SIMPLE, fewest_nodes=1)
     outcomes = [simulate(slow, elastic, 10 * DAY, seed) for seed in range(10)]
     for outcome in outcomes:
         # A failure restarts the run twice: without the node, and with it again.
