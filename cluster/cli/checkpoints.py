@@ -186,7 +186,7 @@ def show_audit(
         )
     if outcome.loss is not None:
         step, found, expected = outcome.loss
-        print(f"loss      first differs at step {step:,} of those that are logged: {found!r} for {expected!r}")
+        print(f"loss      first logged step that differs: {step:,}, {found!r} in the replay, {expected!r} in the run")
     if sentence := state_of(outcome):
         print(f"state     {sentence}")
     elif bisect and outcome.states.steps == 0:

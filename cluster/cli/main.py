@@ -28,7 +28,7 @@ app = typer.Typer(
 for commands in (run_commands, job_commands, plan_command, doctor_command, inference_commands, babi_command):
     app.add_typer(commands)
 app.add_typer(inspect_app, name="inspect", help="Show what a run trains on.")
-app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, average, export and import checkpoints.")
+app.add_typer(checkpoints_app, name="checkpoints", help="List, verify, audit, average, export and import checkpoints.")
 app.add_typer(data_app, name="data", help="Verify and describe prepared data.")
 app.add_typer(recipes_app, name="recipes")
 app.command()(init)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from multihop.cluster.console import console
 from multihop.cluster.locks import is_locked, lock_folder
 from multihop.cluster.runs.audit_rounding import Rounding, judge_rounding
 from multihop.cluster.runs.summary import audits_of, read_summary, write_audits
@@ -26,6 +27,7 @@ from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.common.storage import open_folder
+from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.pretrain.checkpoint.difference import TensorDifference, differing_counters, differing_tensors
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.owner import IDENTITY
@@ -35,8 +37,8 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.engine.replicas import CHECKSUM_DIGITS
 from multihop.pretrain.environment import LAST_STEP, MICRO_BATCH_SIZES
-from multihop.pretrain.run.audits import decisive_audits, outcome_of
-from multihop.pretrain.run.changes import CHANGES
+from multihop.pretrain.run.audits import decisive_audits, first_different_step, outcome_of
+from multihop.pretrain.run.changes import CHANGES, differences, fill_recorded_part
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS, checkpoints_of, read_config
 
 PARENT = "MULTIHOP_AUDIT_PARENT"
@@ -44,6 +46,8 @@ PARENT = "MULTIHOP_AUDIT_PARENT"
 started it."""
 PLACE = ".audit"
 """Folder in the run's in which steps are trained again; locked by the audit."""
+_AUDITED = "audited"
+"""Folder in the replay's with the checkpoint that is audited."""
 _PARENT_POLL_S = 1.0
 _LINKED = ("data", "index")
 _COPIED = (CHANGES, CACHE_FILE, IDENTITY)
@@ -119,6 +123,7 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
     expected = verify(folder_of_step(checkpoints, last))
     if first > 0:  # if it were damaged, the replay would start from the initial weights
         verify(folder_of_step(checkpoints, first))
+    _check_data(run_dir, expected)
     with replay_folder(run_dir, first, expected, bisect) as folder:
         _replay(run_dir, folder, first, expected, address)
         outcome, rows = compare_replay(run_dir, folder, first, expected), read_rows(folder / "metrics.jsonl")
@@ -130,8 +135,23 @@ def audit(run_dir: Path, first: int | None, last: int | None, address: str | Non
                 outcome = replace(outcome, replays=compare_states(again, rows, sorted(expected.parameters)))
     finally:  # what the first replay found is kept if the second one is interrupted
         append_row(run_dir / AUDITS, {**asdict(outcome), "time": time.time(), "of": expected.content_hash()})
-        _publish(run_dir)
+        try:
+            _publish(run_dir)
+        except (UserError, OSError) as error:  # a damaged summary, for example
+            console.print(f"report    not written: {error}; the audit is in {run_dir / AUDITS}")
     return outcome
+
+
+def _check_data(run_dir: Path, expected: CheckpointManifest) -> None:
+    """Refuse to replay with other data than that of the audited checkpoint."""
+    if not (run_dir / "data" / MANIFEST).exists():
+        return  # the ranks say so
+    found = read_data_manifest(run_dir / "data").fingerprint
+    if found != expected.data_fingerprint:
+        raise UserError(
+            f"step {expected.step:,} was trained on data {expected.data_fingerprint[:12]}, and {run_dir / 'data'} is "
+            f"{found[:12]}; audit a checkpoint that was saved since the data changed, or restore that data"
+        )
 
 
 def _end_with_parent() -> None:
@@ -195,7 +215,7 @@ def _replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifes
 @contextmanager
 def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest, every_step: bool = False) -> Iterator[Path]:
     """A folder in the run's, in which the ranks train the same steps again from the checkpoint of `first`; removed at
-    the end.
+    the end. It has links to both checkpoints, because the run itself may remove them meanwhile.
 
     Args:
         expected: the checkpoint that is audited; its recipe, stage and number of ranks apply.
@@ -203,6 +223,7 @@ def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest, every
 
     Raises:
         InUseError: another process audits the run.
+        UserError: the run has removed one of the checkpoints.
     """
     checkpoints = checkpoints_of(run_dir, read_config(run_dir))
     place = run_dir.absolute() / PLACE
@@ -222,21 +243,47 @@ def replay_folder(run_dir: Path, first: int, expected: CheckpointManifest, every
             content = json.dumps(_recipe_of_replay(run_dir, expected, every_step)).encode()
             write_atomically(folder / "recipe.json", content, mode=0o600)
             if first > 0:
-                start = open_folder(folder_of_step(checkpoints, first))
-                copy = open_folder(folder_of_step(str(folder / "checkpoints"), first))
-                for name in start.names():
-                    with start.open(name) as file:
-                        copy.write(name, file.chunks())
+                _link_checkpoint(folder_of_step(checkpoints, first), folder_of_step(str(folder / "checkpoints"), first))
+            last = expected.step
+            _link_checkpoint(folder_of_step(checkpoints, last), folder_of_step(str(folder / _AUDITED), last))
             yield folder
         finally:
-            shutil.rmtree(folder)
+            # A file that NFS keeps for another process is removed by the next audit, and loses no outcome.
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link_checkpoint(location: str, place: str) -> None:
+    """Link or copy a checkpoint's files into a new folder."""
+    source, copy = open_folder(location), open_folder(place)
+    try:
+        for name in source.names():
+            if "://" not in location and _is_linked(Path(location) / name, Path(place) / name):
+                continue
+            with source.open(name) as file:
+                copy.write(name, file.chunks())
+    except FileNotFoundError:
+        raise UserError(
+            f"{location} was removed meanwhile; audit a newer checkpoint, or raise checkpoint.keep"
+        ) from None
+
+
+def _is_linked(file: Path, place: Path) -> bool:
+    """Make a hard link; False: file systems differ, or have none."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.hardlink_to(file)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def compare_replay(run_dir: Path, folder: Path, first: int, expected: CheckpointManifest) -> Audit:
     """Compare the checkpoint that a replay has saved with the one that is audited."""
     last = expected.step
     replayed = folder_of_step(str(folder / "checkpoints"), last)
-    audited = folder_of_step(checkpoints_of(run_dir, read_config(run_dir)), last)
+    audited = folder_of_step(str(folder / _AUDITED), last)
     found = read_checkpoint_manifest(replayed)
     counters = differing_counters(found, expected)
     changed = _changed_conditions(
@@ -302,7 +349,7 @@ def audited_checkpoints(run_dir: Path) -> dict[str, str]:
 def _verdict(row: Row) -> str:
     outcome = outcome_of(row)
     if outcome == "equal":
-        return "audited" if row["states"]["first_different"] is None else "audited, but a step's state differs"
+        return "audited" if first_different_step(row) is None else "audited, but a step's state differs"
     return {
         "differs": "differs from its replay",
         "within rounding": "audited within rounding",
@@ -378,14 +425,20 @@ def _values(rows: list[Row], key: str) -> dict[int, Any]:
 def _changed_conditions(replay: Row, launches: list[Row], first: int, last: int) -> list[tuple[str, str]]:
     """What was not the same for the launches of the run that trained these steps: its name, and a sentence."""
     now = _conditions_of(replay)
+    trained = [row for row in _launches_of(launches, first) if row["step"] < last]
     changed = [
         (name, f"{name} was {value} from step {row['step']} on, is {now.get(name)}")
-        for row in _launches_of(launches, first)
-        if row["step"] < last
+        for row in trained
         for name, value in _conditions_of(row).items()
         if value != now.get(name)
     ]
-    if not replay.get("deterministic", True):
+    changed += [
+        ("recipe", f"{key} was {then} from step {row['step']} on, is {value}")
+        for row in trained
+        if "recipe" in row
+        for key, then, value in differences(fill_recorded_part(row["recipe"]), replay["recipe"])
+    ]
+    if not all(row.get("deterministic", True) for row in (replay, *trained)):
         changed.append(("kernels", "kernels are not deterministic, because engine.deterministic is not set"))
     return changed
 
@@ -402,9 +455,11 @@ def _launches_of(launches: list[Row], first: int) -> list[Row]:
 
 
 def _conditions_of(launch: Row) -> Row:
-    """What decides a launch's bits, by name; launches of older versions of multihop did not record the libraries."""
-    return {name: launch[name] for name in _SAME_BITS if name in launch} | launch.get(
-        "versions", {"versions": "not recorded"}
+    """What decides a launch's bits, by name; launches of older versions of multihop did not record all of it."""
+    return (
+        {name: launch[name] for name in _SAME_BITS if name in launch}
+        | {f"engine.{key}": value for key, value in launch.get("engine", {}).items()}
+        | launch.get("versions", {"versions": "not recorded"})
     )
 
 

@@ -9,12 +9,21 @@ from multihop.pretrain.checkpoint.rounding import (
     BOUNDS,
     MAX_STEPS,
     NOISE_BOUND,
+    compared_tensors,
     largest_differences,
-    tensors_of,
 )
 from multihop.pretrain.config import TrainingConfig
 
-_DRAWN_BY = ("world_size", "device", "micro_batch_sizes", "torch", "triton", "multihop's code", "versions")
+_DRAWN_BY = (
+    "world_size",
+    "device",
+    "micro_batch_sizes",
+    "engine.compile",
+    "torch",
+    "triton",
+    "multihop's code",
+    "versions",
+)
 """Conditions that decide which units dropout drops; "versions" is changed if the run did not record them."""
 _INITIALIZED_BY = ("torch", "multihop's code", "versions")
 """Conditions that decide the initial weights."""
@@ -60,7 +69,7 @@ def judge_rounding(
         return Rounding(None, reason)
     if counters and precision == "fp16":
         return Rounding(None, f"{counters[0]}: in fp16 rounding decides whether a step overflows")
-    rows = largest_differences(found.read, expected.read, tensors_of(expected.manifest))
+    rows = largest_differences(found.read, expected.read, compared_tensors(found.manifest, expected.manifest))
     bounds = [NOISE_BOUND if row.is_noise else BOUNDS[precision] for row in rows]
     most, bound = max(zip(rows, bounds, strict=True), key=lambda each: each[0].relative / each[1])
     relative = most.relative if math.isfinite(most.relative) else None
@@ -69,6 +78,8 @@ def judge_rounding(
 
 def _why_no_verdict(config: TrainingConfig, first: int, steps: int, changed: Collection[str]) -> str:
     precision = config.engine.precision
+    if "recipe" in changed:
+        return "the recipe changed between the two checkpoints"
     if steps > MAX_STEPS[precision]:
         return (
             f"{steps:,} steps were replayed, and training amplifies rounding: its bound in {precision} is for up to "

@@ -26,13 +26,16 @@ from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.data.phases import total_steps
-from multihop.pretrain.run.audits import AuditDue, audits_due, outcome_of
+from multihop.pretrain.run.audits import AuditDue, audits_due, first_different_step, outcome_of
 from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, checkpoints_of
 
 LOG = "audits.log"
 """File in the run's folder `logs` with what the audits print."""
 _POLL_S = 10.0
 _ENDED_POLL_S = 0.5
+_TRIES = 30
+"""Errors of the disk or the store at the end of a run, ten seconds apart, after which the audits are left to the next
+start."""
 _STOP_S = 15.0
 """Seconds in which an audit that is stopped ends its ranks."""
 
@@ -96,6 +99,7 @@ class _Audits(threading.Thread):
 
     def _audit_until_the_end(self) -> None:
         had_room: AuditDue | None = None
+        failed = 0
         while not self._is_cancelled.is_set():
             is_finishing = self._is_finishing.is_set()
             try:
@@ -109,9 +113,12 @@ class _Audits(threading.Thread):
                     had_room = None
                     continue
                 had_room = due if has_room else None
-            except OSError as error:  # a store that does not answer
+            except OSError as error:  # a store that does not answer, or a full disk
+                failed += is_finishing
+                if failed == _TRIES:
+                    raise
                 self._print(f"audits    {error}; trying again")
-                had_room = None
+                had_room, is_finishing = None, False  # so that it waits longer
             self._is_cancelled.wait(_ENDED_POLL_S if is_finishing else _POLL_S)
 
     def _has_room(self, due: AuditDue, is_finishing: bool) -> bool:
@@ -136,6 +143,7 @@ class _Audits(threading.Thread):
     def _audit(self, due: AuditDue) -> None:
         """Audit a checkpoint in another process, with a Ray job of its own; the outcome is in audits.jsonl."""
         steps, log = _steps(due), self._folder / "logs" / LOG
+        make_folder(log.parent, mode=0o700)
         command = [sys.executable, "-P", "-m", "multihop.cluster.cli.main", "checkpoints", "audit", str(self._folder)]
         command += ["--from", str(due.first), "--to", str(due.last), "--address", session_address()]
         self._print(f"audit     {steps} are trained again")
@@ -199,7 +207,7 @@ def _sentence(steps: str, row: Row, log: Path) -> str:
     conditions = "; ".join(row["conditions"])
     match outcome_of(row):
         case "equal":
-            step = row["states"]["first_different"]
+            step = first_different_step(row)
             state = "" if step is None else f"; the state of step {step:,} differs: see {log}"
             return f"{steps}: equal, bit for bit{state}"
         case "within rounding":

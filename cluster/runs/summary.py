@@ -15,6 +15,7 @@ from multihop.common.files import read_json_object, write_atomically
 from multihop.common.json_lines import Row, read_rows
 from multihop.common.machine import cpu_model
 from multihop.eval.report.run_metrics import HEALTH, LOSS, PARTS, REFERENCES, diagnosis, heldout
+from multihop.pretrain.run.audits import first_different_step
 from multihop.pretrain.run.files import AUDITS
 
 _PACKAGES = ("multihop", "torch", "deepspeed", "ray", "mlflow", "pyarrow", "sentencepiece", "tokenizers")
@@ -46,7 +47,7 @@ def write_audits(run_dir: Path) -> None:
     """Bring the summary of a run that is not in progress up to date, for its audits: one that was killed wrote none at
     its end. Its environment stays."""
     old = read_summary(run_dir)
-    new = summarize(run_dir, old["status"], old.get("stages", {}))
+    new = summarize(run_dir, old.get("status", "running"), old.get("stages", {}))
     _write(run_dir, new | {"environment": old.get("environment", new["environment"])})
 
 
@@ -97,7 +98,7 @@ def audits_of(run_dir: Path) -> list[Row]:
     keys = "first", "last", "is_equal", "conditions", "of"
     return [
         {key: row[key] for key in keys}
-        | {"first_different_step": row["states"]["first_different"]}
+        | {"first_different_step": first_different_step(row)}
         | ({"rounding": row["rounding"]} if row.get("rounding") is not None else {})  # older versions did not judge
         for row in read_rows(run_dir / AUDITS)
     ]

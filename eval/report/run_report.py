@@ -43,7 +43,7 @@ from multihop.eval.statistics.formatting import show
 from multihop.eval.trials.plan_file import read_results
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import TOKEN_LOSSES
-from multihop.pretrain.run.audits import decisive_audits, outcome_of
+from multihop.pretrain.run.audits import decisive_audits, first_different_step, outcome_of
 from multihop.pretrain.run.changes import flatten
 
 Pairs = list[tuple[str, str]]
@@ -283,7 +283,7 @@ def _verdict(audit: dict[str, Any]) -> str:
     conditions = f" ({'; '.join(audit.get('conditions', []))})"
     match outcome_of(audit):
         case "equal":
-            step = audit.get("first_different_step")
+            step = first_different_step(audit)
             return "equal" if step is None else f"equal, but the state of step {step:,} differs"
         case "differs":
             return "differ"

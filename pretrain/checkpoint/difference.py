@@ -8,9 +8,8 @@ import torch
 
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest
 from multihop.pretrain.checkpoint.reader import CheckpointReader
+from multihop.pretrain.checkpoint.rounding import chunks, compared_tensors
 
-_CHUNK = 2**22
-"""Elements that are in memory at once, of each checkpoint."""
 _COUNTERS = ("step", "tokens", "updates", "skipped", "skipped_in_a_row", "counters")
 
 
@@ -30,9 +29,9 @@ class TensorDifference:
 
 
 def differing_counters(found: CheckpointManifest, expected: CheckpointManifest) -> list[str]:
-    """What differs in the progress of two checkpoints, such as "tokens 2519 for 2470"."""
+    """What differs in the progress of the checkpoints of a replay and of its run, in words."""
     pairs = ((name, getattr(found, name), getattr(expected, name)) for name in _COUNTERS)
-    return [f"{name} {one} for {other}" for name, one, other in pairs if one != other]
+    return [f"{name} is {one} in the replay, {other} in the run" for name, one, other in pairs if one != other]
 
 
 def differing_tensors(found: CheckpointReader, expected: CheckpointReader) -> Iterator[TensorDifference]:
@@ -41,17 +40,12 @@ def differing_tensors(found: CheckpointReader, expected: CheckpointReader) -> It
     Raises:
         UserError: One does not hold a tensor that the other holds.
     """
-    manifest = expected.manifest
-    for parameter, shape in manifest.parameters.items():
-        for kind in manifest.other_kinds.get(parameter, manifest.kinds):
-            size = math.prod(shape)
-            elements, square, of_expected = 0, 0.0, 0.0
-            for start in range(0, size, _CHUNK):
-                count = min(_CHUNK, size - start)
-                one, other = (reader.read(kind, parameter, start, count) for reader in (found, expected))
-                elements += int((one.view(torch.int32) != other.view(torch.int32)).sum())
-                square += float((one.double() - other.double()).square().sum())
-                of_expected += float(other.double().square().sum())
-            if elements:
-                relative = math.sqrt(square / of_expected) if of_expected else math.inf
-                yield TensorDifference(parameter, kind, elements, size, relative if math.isfinite(relative) else None)
+    for kind, parameter, size in compared_tensors(found.manifest, expected.manifest):
+        elements, square, of_expected = 0, 0.0, 0.0
+        for one, other in chunks((kind, parameter, size), found.read, expected.read):
+            elements += int((one.view(torch.int32) != other.view(torch.int32)).sum())
+            square += float((one.double() - other.double()).square().sum())
+            of_expected += float(other.double().square().sum())
+        if elements:
+            relative = math.sqrt(square / of_expected) if of_expected else math.inf
+            yield TensorDifference(parameter, kind, elements, size, relative if math.isfinite(relative) else None)

@@ -43,6 +43,14 @@ def outcome_of(audit: Row) -> Outcome:
     return "within rounding" if rounding["is_within"] else "beyond rounding"
 
 
+def first_different_step(audit: Row) -> int | None:
+    """The first step whose state differs by its checksum, in a row of audits.jsonl or of the audits in a summary; None:
+    all are equal, or none were compared, as by older versions."""
+    states: dict[str, Any] = audit.get("states", {})
+    step: int | None = audit.get("first_different_step", states.get("first_different"))
+    return step
+
+
 def decisive_audits(audits: list[Row]) -> list[Row]:
     """The newest audit of each checkpoint; but one that compared bits under the same conditions, or found them equal,
     counts until another one does."""

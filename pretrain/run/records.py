@@ -15,16 +15,21 @@ from multihop.common.files import add_path_to_disk_full_error
 from multihop.common.gpus import datasheet_rate
 from multihop.common.json_lines import Row, append_row
 from multihop.common.machine import cpu_model
+from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.data.batches import BatchBuilder
 from multihop.pretrain.engine.ranks import Ranks
 from multihop.pretrain.engine.replicas import installed_versions
 from multihop.pretrain.environment import TIMES
+from multihop.pretrain.run.changes import recorded_part
 
 _PARTS = {
     "detect_s": ("last_row", "ended"),
     "queue_s": ("ended", "requested"),
     "schedule_s": ("requested", "placed"),
 }
+
+_ENGINE_KEYS = ("zero_stage", "offload", "compile", "activation_checkpointing", "micro_batch_tokens", "deepspeed")
+"""Keys of the section `engine` that may change under a run and decide in which order numbers are summed."""
 
 log = logging.getLogger("multihop")
 
@@ -99,7 +104,7 @@ def append_launch(
     rejected: list[str],
     rate: float,
     micro_batch_sizes: list[int],
-    is_deterministic: bool,
+    config: TrainingConfig,
     times: LaunchTimes,
 ) -> None:
     """Append this launch to launches.jsonl.
@@ -111,7 +116,6 @@ def append_launch(
         rejected: Sentences about newer checkpoints that were rejected.
         rate: Measured floating-point operations per second of a matrix product on this rank's device.
         micro_batch_sizes: Samples of a micro-batch, by phase.
-        is_deterministic: Whether the same launch would compute the same bits.
     """
     device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else cpu_model()
     datasheet = datasheet_rate(device)
@@ -125,7 +129,9 @@ def append_launch(
         "device": device,
         "threads": torch.get_num_threads(),
         "micro_batch_sizes": micro_batch_sizes,
-        "deterministic": is_deterministic,
+        "recipe": recorded_part(config),
+        "engine": {key: getattr(config.engine, key) for key in _ENGINE_KEYS},
+        "deterministic": config.engine.deterministic or ranks.device.type != "cuda",
         "matmul_tflops_per_s": rate / 1e12,
         "datasheet_tflops_per_s": None if datasheet is None else datasheet / 1e12,
         "versions": installed_versions(),

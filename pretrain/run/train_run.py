@@ -106,8 +106,7 @@ def train_run(run_dir: Path, ranks: Ranks, times: LaunchTimes, console: IO[str] 
         first_step = max(0, resume.step)
         nodes = round(totals["nodes"])
         path, rejected = run_dir / "launches.jsonl", resume.rejected
-        is_deterministic = config.engine.deterministic or ranks.device.type != "cuda"
-        append_launch(path, ranks, nodes, resume.launch, first_step, rejected, rate, sizes, is_deterministic, times)
+        append_launch(path, ranks, nodes, resume.launch, first_step, rejected, rate, sizes, config, times)
     last = min(total_steps(config.phases), int(os.environ.get(LAST_STEP, sys.maxsize)))
     tracer = Tracer(run_dir / "logs", ranks.rank)
     with ExitStack() as stack:

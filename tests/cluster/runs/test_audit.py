@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ import torch
 from kinds_of_families import OBJECTIVES
 from rank_jobs import A_WEIGHT, run_worker, run_worker_to, run_worker_with_fault
 from rank_pool import RankPool
+from saved_tensors import as_version_3, save
 from tables_of_tests import Table
 from worker_runs import recipe
 from workplace import begin, ended, json_lines, make_workplace, multihop, wait_for
@@ -26,6 +28,7 @@ from multihop.cluster.locks import lock_folder
 from multihop.cluster.runs.audit import (
     Audit,
     ComparedStates,
+    audit,
     audited_checkpoints,
     compare_replay,
     compare_states,
@@ -34,9 +37,12 @@ from multihop.cluster.runs.audit import (
 )
 from multihop.cluster.runs.summary import audits_of
 from multihop.cluster.tracking.connection import connect, store_uri
+from multihop.common.errors import UserError
 from multihop.common.files import canonical_json, sha256_file
 from multihop.common.json_lines import append_row
+from multihop.pretrain.checkpoint.difference import differing_tensors
 from multihop.pretrain.checkpoint.manifest import folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.reader import CheckpointReader
 from multihop.pretrain.checkpoint.rounding import MAX_STEPS, NOISE_BOUND, LargestDifference, Read, largest_differences
 from multihop.pretrain.checkpoint.verify import verify
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS
@@ -93,8 +99,47 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
     lost = launch | {"step": 3, "threads": 64}
     launches.write_text("".join(json.dumps(row) + "\n" for row in (launch, lost, launch | {"step": 3})))
     assert not audited(pool, run, 3, 6).conditions, "a later launch resumed from the same step"
+    recipe_then = {**launch["recipe"], "seed": 4}
+    then = launch | {"recipe": recipe_then, "engine": launch["engine"] | {"offload": "optimizer"}}
+    launches.write_text(json.dumps(then) + "\n")
+    seed = launch["recipe"]["seed"]
+    changed = ["engine.offload was optimizer from step 0 on, is none", f"seed was 4 from step 0 on, is {seed}"]
+    assert audited(pool, run, 3, 6).conditions == changed
     launches.unlink()
     assert audited(pool, run, 3, 6).is_equal
+
+
+def test_a_checkpoint_of_other_data_is_refused(pool: Pool, bert_data: Path, gpt2_data: Path, tmp_path: Path) -> None:
+    run = trained(pool, 1, tmp_path, bert_data)
+    (run / "data").unlink()
+    (run / "data").symlink_to(gpt2_data)
+    with pytest.raises(UserError, match=r"step 8 was trained on data [0-9a-f]{12}, and .*/run/data is [0-9a-f]{12}; "):
+        audit(run, None, None, None)
+
+
+@pytest.mark.long
+def test_checkpoints_that_the_run_removes_meanwhile_are_audited(pool: Pool, bert_data: Path, tmp_path: Path) -> None:
+    run = trained(pool, 1, tmp_path, bert_data)
+    expected = verify(folder_of_step(str(run / "checkpoints"), 6))
+    with replay_folder(run, 3, expected) as folder:
+        shutil.rmtree(run / "checkpoints")
+        assert pool(1).run(run_worker_to, folder, 6) == [0]
+        assert compare_replay(run, folder, 3, expected).is_equal
+    with pytest.raises(UserError, match="step-00000003 was removed meanwhile"), replay_folder(run, 3, expected):
+        pass
+
+
+def test_weights_and_moments_of_an_old_format_are_compared(tmp_path: Path) -> None:
+    """Format versions 2 and 3 do not name what their files hold."""
+    one, other = (save(tmp_path, step, 2) for step in (3, 4))
+
+    def differing() -> list[tuple[str, str]]:
+        with CheckpointReader(one) as found, CheckpointReader(other) as expected:
+            return [(each.parameter, each.kind) for each in differing_tensors(found, expected)]
+
+    new = differing()
+    as_version_3(other)
+    assert new and differing() == new
 
 
 @pytest.mark.long
@@ -283,6 +328,9 @@ def test_weights_that_rounding_alone_moves_are_judged_by_their_size_alone() -> N
     moved = torch.tensor([0.01, 0.0])
     opposite, huge = largest_weight(moved, -noise), largest_weight(torch.tensor([1e36, 0.0]), -noise)
     assert opposite.is_noise and huge.is_noise and opposite.relative < NOISE_BOUND < huge.relative
+    expected["exp_avg"]["bias"] = torch.tensor([0.5, 0.1])
+    assert not largest_weight(moved, -expected["exp_avg"]["bias"]).is_noise, "its gradient is as large as others'"
+    expected["exp_avg"]["bias"] = noise
     judged = largest_weight(moved, noise)
     assert not judged.is_noise
     assert judged.parameter == "bias" and judged.relative == pytest.approx(0.1, rel=0.02)
@@ -301,8 +349,12 @@ def test_rows_of_audits_are_listed_in_words(tmp_path: Path) -> None:
     other = {"is_equal": False, "conditions": ["torch"], "states": states, "first": 1, "last": 2}
     for verdict, row in rows.items():
         append_row(tmp_path / AUDITS, {**other, **row, "of": verdict})
+    without = {key: value for key, value in other.items() if key != "states"}  # of an older version
+    append_row(tmp_path / AUDITS, {**without, **rows["audited"], "of": "audited"})
     assert audited_checkpoints(tmp_path) == {verdict: verdict for verdict in rows}
-    assert [row.get("rounding") for row in audits_of(tmp_path)] == [row.get("rounding") for row in rows.values()]
+    found = audits_of(tmp_path)
+    assert [row.get("rounding") for row in found[:-1]] == [row.get("rounding") for row in rows.values()]
+    assert found[-1]["first_different_step"] is None
 
 
 @pytest.mark.parametrize("fault", [pytest.param("exp_avg", marks=pytest.mark.long), "gradient"])
@@ -413,6 +465,7 @@ def test_an_audit_that_is_killed_is_retried_once_and_anothers_lock_is_waited_for
     run = tmp_path / "runs" / "small"
     last = Path(folder_of_step(str(run / "checkpoints"), 10))
     flip_a_bit(last)
+    shutil.rmtree(run / "logs")
     with lock_folder(run / ".audit"):
         command = begin(tmp_path, *train)
         waiting = f"waiting   {run / '.audit'} is in use by process {os.getpid()} on "
