@@ -38,13 +38,13 @@ MAX_STEPS = {"fp32": 20, "fp16": 10, "bf16": 10}
 20."""
 NOISE_BOUND = 10.0
 """The largest difference of a weight whose exp_avg is rounding alone: both trainings move it by about as much, in other
-directions. Correct replays had up to 0.89 (bf16), and these were biases of the attention's keys alone."""
+directions. Correct replays had up to 1.1 (bf16), and these were biases of the attention's keys alone."""
 _OF_KIND = 0.1
 """Share of the rms of a kind that is added to an element's size at least."""
 _OF_ROUNDING = 0.1
 """Norm of the difference of a parameter's exp_avg, relative to its norm, from which on that moment counts as rounding
-alone, if its rms is also below a hundredth of that of its kind. In correct replays it was below a 10,000th for the
-biases of the attention's keys, and above a tenth for all others."""
+alone, if its rms is also below a hundredth of that of its kind. In correct replays of
+a small BERT it was below a 10,000th for the biases of the attention's keys, and above a tenth for all others."""
 _CHUNK = 2**22
 """Elements that are in memory at once, of each checkpoint."""
 
