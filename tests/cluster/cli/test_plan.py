@@ -80,18 +80,27 @@ def test_a_slow_store_and_the_host_may_limit_a_run(recipe: Path) -> None:
     assert plan(recipe, "--gpus", "1", *offload)["plans"][0]["limited_by"] == "offload"
 
 
+LONG = "phases=[{seq_len: 64, global_batch_size: 64, steps: 400_000_000}]"
+ON_FOUR_NODES = ["--gpus", "16", "--nodes", "4", "--network", "100", LONG, "--failures", "20"]
+
+
 def test_a_run_on_nodes_that_fail_takes_longer(recipe: Path) -> None:
-    long = "phases=[{seq_len: 64, global_batch_size: 64, steps: 400_000_000}]"
-    found = plan(recipe, "--gpus", "16", "--nodes", "4", "--network", "100", long, "--failures", "20")
+    found = plan(recipe, *ON_FOUR_NODES)
     (phase,), failing = found["plans"], found["with_failures"]
     hours = (phase["phase_s"] + phase["eval_s"]) / 3600
     assert failing["checkpoint_bytes"] == 12 * found["plans"][0]["parameters"]
     assert hours < failing["hours"][0] <= failing["hours"][1] <= failing["hours"][2] < 1.1 * hours
     assert failing["failures"] == pytest.approx(4 * 20 / 1000 * hours / 24)
     assert 0.9 < failing["goodput"] < 1 and not failing["is_elastic"]
-    for workers, is_elastic in (("[12,16]", True), ("[13,16]", False)):  # a node has four
-        options = ["--gpus", "16", "--nodes", "4", "--network", "100", f"cluster.workers={workers}"]
-        assert plan(recipe, *options, long, "engine.micro_batch_size=16")["with_failures"]["is_elastic"] == is_elastic
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_elastic"), [("[12,16]", True), pytest.param("[13,16]", False, marks=pytest.mark.long)]
+)
+def test_it_continues_with_fewer_nodes_if_they_have_enough_gpus(recipe: Path, workers: str, is_elastic: bool) -> None:
+    """A node has four."""
+    found = plan(recipe, *ON_FOUR_NODES, f"cluster.workers={workers}", "engine.micro_batch_size=16")
+    assert found["with_failures"]["is_elastic"] == is_elastic
 
 
 @pytest.mark.parametrize(

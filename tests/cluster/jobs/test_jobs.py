@@ -289,6 +289,7 @@ def command_of(process: psutil.Process) -> list[str]:
     return result
 
 
+@pytest.mark.long
 def test_another_code_is_sent_along(address: str, texts: Path, tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     shutil.copytree(ROOT / "src" / "multihop", copy / "multihop", ignore=shutil.ignore_patterns("__pycache__"))

@@ -92,6 +92,7 @@ def test_workers_that_are_killed_change_nothing(nodes: Any, data, expected, tmp_
     assert bytes_of(folder) == expected and verify_dataset(folder) == []
 
 
+@pytest.mark.long
 def test_nodes_that_die_change_nothing(nodes: Any, data, expected, tmp_path):
     died = []
     while len(nodes.worker_nodes) < 2:  # tests run in two processes, and in any order

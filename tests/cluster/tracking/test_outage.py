@@ -12,6 +12,7 @@ from tracked_runs import append, client_of, follow_once, history, row, start, tr
 from multihop.cluster.tracking.tracker import is_behind
 
 
+@pytest.mark.long
 def test_an_unreachable_server_that_comes_up_dies_and_comes_back(
     run_dir: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,12 @@ PAIRS = [pair(number) for number in range(120)]
 @pytest.mark.parametrize(
     ("family", "steps", "lr"),
     [
-        ({"family": "transformer", "layers": 2, "hidden": 64, "heads": 4, "max_positions": 128}, 450, 3e-3),
+        pytest.param(
+            {"family": "transformer", "layers": 2, "hidden": 64, "heads": 4, "max_positions": 128},
+            450,
+            3e-3,
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {"family": "seq2seq", "layers": 1, "hidden": 128, "max_positions": 128},
             1500,

@@ -20,6 +20,7 @@ def assert_same_run(run: Path, checkpoints: str, in_one_go: Path) -> None:
     assert ours.content_hash() == theirs.content_hash()
 
 
+@pytest.mark.long
 def test_stopped_and_cut_off_it_goes_on_bit_for_bit(
     in_one_go: Path, s3: Any, bucket: str, bert_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
