@@ -29,6 +29,7 @@ from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.pretrain.checkpoint.difference import TensorDifference, differing_counters, differing_tensors
+from multihop.pretrain.checkpoint.manifest import MANIFEST as CHECKPOINT_MANIFEST
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.owner import IDENTITY
 from multihop.pretrain.checkpoint.reader import CheckpointReader
@@ -256,7 +257,10 @@ def _link_checkpoint(location: str, place: str) -> None:
     """Link or copy a checkpoint's files into a new folder."""
     source, copy = open_folder(location), open_folder(place)
     try:
-        for name in source.names():
+        names = source.names()
+        if CHECKPOINT_MANIFEST not in names:  # is removed first
+            raise FileNotFoundError(location)
+        for name in names:
             if "://" not in location and _is_linked(Path(location) / name, Path(place) / name):
                 continue
             with source.open(name) as file:
