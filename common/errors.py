@@ -1,4 +1,4 @@
-"""The error that commands report in one sentence, and the exit codes of the commands and of the worker."""
+"""Errors that commands report in one sentence, and the exit codes of the commands and of the worker."""
 
 DONE = 0
 FAILED = 1

@@ -68,7 +68,7 @@ def with_failures(
     Args:
         failures: Failures per 1,000 node-days.
         store_bytes_per_s: Rate at which all ranks together write a checkpoint.
-        fewest_nodes: With so many nodes the run continues; with fewer it waits until one is repaired.
+        fewest_nodes: The fewest nodes on which the run continues; with fewer, it waits until one is repaired.
     """
     import numpy as np
 
@@ -101,11 +101,11 @@ def failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str 
     """The result of `with_failures` in a sentence; None if hardly a failure is expected."""
     if found["failures"] < _FEWEST_FAILURES:
         return None
+    repair = f"{found['repair_h']:g} h"
+    then = f"continues with fewer nodes for {repair}" if found["is_elastic"] else f"waits {repair} for the node"
     head = (
         f"At {found['failures_per_1000_node_days']:g} failures per 1,000 node-days, {found['failures']:.2g} are "
-        "expected; after each "
-        + ("the run continues with fewer nodes for" if found["is_elastic"] else "the run waits for the node, for")
-        + f" {found['repair_h']:g} h. "
+        f"expected; after each, the run {then}. "
     )
     if None in found["hours"]:
         return f"{head}It may not end within {_MOST:g} times its work: raise --store, or train on fewer nodes."

@@ -261,7 +261,7 @@ def _link_checkpoint(location: str, place: str) -> None:
         if CHECKPOINT_MANIFEST not in names:  # is removed first
             raise FileNotFoundError(location)
         for name in names:
-            if "://" not in location and _is_linked(Path(location) / name, Path(place) / name):
+            if "://" not in location and _try_to_link(Path(location) / name, Path(place) / name):
                 continue
             with source.open(name) as file:
                 copy.write(name, file.chunks())
@@ -271,7 +271,7 @@ def _link_checkpoint(location: str, place: str) -> None:
         ) from None
 
 
-def _is_linked(file: Path, place: Path) -> bool:
+def _try_to_link(file: Path, place: Path) -> bool:
     """Make a hard link; False: file systems differ, or have none."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:

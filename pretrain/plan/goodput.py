@@ -55,8 +55,8 @@ class Recovery:
     """From there to the first step: placement, start of the processes, rendezvous, restoring. Both defaults are
     assumptions; `bench/recovery.py` measured 9.9 s and 8 s on two hosts."""
     fewest_nodes: int | None = None
-    """If no spare node is left, the run goes on with at least so many of its nodes, and is saved and restarted when one
-    comes back; with fewer it waits for a repair. None: it needs all of them."""
+    """If no spare node is left, the run continues with at least this many of its nodes, and is saved and restarted when
+    one comes back; with fewer it waits for a repair. None: it needs all of them."""
 
     def duration(self, training_s: float) -> float:
         """Seconds of so much training with its saves; there is none at its end."""

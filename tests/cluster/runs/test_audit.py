@@ -92,7 +92,7 @@ def test_a_replay_of_a_correct_run_has_the_same_bits(
     for first, last in ((3, 6), (0, 3), (3, 8)):
         outcome = audited(pool, run, first, last)
         assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
-    table(f"no fault, {ranks} ranks, {changes}: equal in 3 audits")
+    table(f"no fault, {ranks} rank(s), {changes}: equal in 3 audits")
     assert not (run / ".audit" / "replay").exists()
     launches = run / "launches.jsonl"
     (launch,) = json_lines(launches)
@@ -174,7 +174,7 @@ def test_a_replay_of_every_objective_has_the_same_bits(
     for first, last in ((2, 4), (5, 8)):
         outcome = audited(pool, run, first, last)
         assert outcome.is_equal and not outcome.conditions and outcome.loss is None, outcome
-    table(f"no fault, {objective} in two phases, {ranks} ranks, ZeRO {stage}: equal in 2 audits")
+    table(f"no fault, {objective} in two phases, {ranks} rank(s), ZeRO {stage}: equal in 2 audits")
 
 
 @pytest.mark.parametrize("kind", [pytest.param("exp_avg", marks=pytest.mark.long), "weight"])
@@ -191,7 +191,7 @@ def test_a_flipped_bit_is_found_even_where_no_loss_shows_it(
     assert (
         (found.kind, found.elements) == (kind, 1) and found.parameter.startswith("layers.1") and found.relative < 1e-7
     )
-    table(f"lowest bit of a {kind} in step {at}: 1 element of {found.parameter} differs by {found.relative:.1e}")
+    table(f"lowest bit of {kind} in step {at}: 1 element of {found.parameter} differs by {found.relative:.1e}")
     launches = json_lines(run / "launches.jsonl")
     launches[-1]["versions"]["torch"] = "2.0.0"
     (run / "launches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in launches))
@@ -366,11 +366,13 @@ def test_the_first_step_that_differs_is_found_by_checksums(
     planted = {"exp_avg": "layers.1.attention.query.weight", "gradient": A_WEIGHT}[fault]
     assert audited(pool, run, 0, 3, every_step=True).states == ComparedStates(3, 3, None, [])
     assert audited(pool, run, 3, 6, every_step=True).states == ComparedStates(3, 4, 5, [planted])
-    table(f"lowest bit of a {fault} in step 5, with checksums of each step: step 5, {planted}")
+    table(f"lowest bit of {fault} in step 5, with checksums of each step: step 5, {planted}")
     once = audited(pool, run, 3, 6)
     assert once.states == ComparedStates(3, 4, 5, [planted]) and once.loss is None
-    # On some CPUs rounding loses this bit of a moment in the next step: the checkpoint is right, though step 5 was not.
-    assert not once.is_equal or fault == "exp_avg"
+    if fault == "exp_avg":  # on some CPUs rounding loses this bit in the next step, and the checkpoint is right
+        assert once.is_equal or [(each.parameter, each.elements) for each in once.tensors] == [(planted, 1)]
+    else:
+        assert not once.is_equal
     sentence = f"differs in step 5 in {planted}, although the checkpoint is equal: test the devices of the run"
     assert (sentence in state_of(once)) == once.is_equal
 
