@@ -2,7 +2,7 @@
 
 Prints a row for each preset, and for each length that its positions allow the largest micro-batch that fits, its memory
 and the MFU, in bf16 under ZeRO stage 1 without activation checkpointing, with half a million tokens a rank and step.
-The other options of `multihop plan` may be given too.
+The other options of `multihop plan` may be given too; of several settings the cheapest that fits is printed.
 """
 
 import json
@@ -56,7 +56,7 @@ def main() -> None:
         if done.returncode:
             print(f"| {preset} |", done.stderr.strip().splitlines()[-1], "|" * (1 + len(LENGTHS)))
             continue
-        plans = {plan["seq_len"]: plan for plan in json.loads(done.stdout)["plans"]}
+        plans = {plan["seq_len"]: plan for plan in reversed(json.loads(done.stdout)["plans"])}  # the cheapest first
         parameters = next(iter(plans.values()))["parameters"]
         cells = [_cell(plans.get(length)) for length in LENGTHS]
         print(f"| {preset} | {parameters / 1e6:,.1f} |", " | ".join(cells), "|", flush=True)

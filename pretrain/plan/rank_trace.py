@@ -16,12 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 from torch.utils._pytree import tree_leaves  # noqa: PLC2701
 
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.device_type import DeviceType, plan_for
-from multihop.pretrain.engine.deepspeed_internals import destroy_process_group, replaced, simulate_gpu, tensors_on_meta
+from multihop.pretrain.engine.deepspeed_internals import destroy_process_group, simulate_gpu, tensors_on_meta
 from multihop.pretrain.engine.engine import Engine
 from multihop.pretrain.engine.inputs import to_device
 from multihop.pretrain.engine.ranks import Ranks
@@ -31,6 +30,7 @@ from multihop.pretrain.models.gpu.kernel import observe_launches
 from multihop.pretrain.models.layers.cached_tables import clear_cached_tables
 from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.memory_categories import CATEGORIES, Activity, lasting_tensors
+from multihop.pretrain.plan.meta_kernels import meta_kernels
 from multihop.pretrain.plan.meta_trace import GPU_BLOCK, MetaTrace
 from multihop.pretrain.plan.operations import Operation, describe, describe_kernel
 
@@ -93,49 +93,6 @@ def simulated_ranks(world_size: int) -> Iterator[Ranks]:
         yield Ranks(0, world_size, torch.device("meta"))
     finally:
         destroy_process_group()
-
-
-def _fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    """torch's function of that name with the fused kernel, which it does not choose on the meta device."""
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out: Tensor = attend(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-    return out
-
-
-class _CtcLoss(torch.autograd.Function):
-    """Allocates what torch's kernel does: the forward variables, then the backward variables and the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, log_probabilities: Tensor, states: int) -> Tensor:
-        time, sequences, _ = log_probabilities.shape
-        ctx.save_for_backward(log_probabilities, log_probabilities.new_zeros(sequences, time, states))
-        return log_probabilities.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        log_probabilities, forward_variables = ctx.saved_tensors
-        backward_variables = torch.zeros_like(forward_variables)
-        gradients = torch.zeros_like(log_probabilities)
-        del backward_variables
-        return gradients, None
-
-
-def _ctc_loss(
-    log_probabilities: Tensor, targets: Tensor, sizes: Tensor, target_sizes: Tensor, blank: int, reduction: str
-) -> Tensor:
-    """torch's function of that name, whose kernel it lacks on the meta device."""
-    loss: Tensor = _CtcLoss.apply(log_probabilities, 2 * int(target_sizes.max()) + 1)
-    return loss
 
 
 @contextmanager
@@ -216,7 +173,7 @@ def trace_rank(
         simulated_ranks(world_size) as ranks,
         simulate_gpu(),
         plan_for(device),
-        replaced(functional, scaled_dot_product_attention=_fused_attention, ctc_loss=_ctc_loss),
+        meta_kernels(),
         observe_launches(record_kernel),
         activity.observed(model),
         MetaTrace(device, GPU_BLOCK if device == "cuda" else 1, record, activity.category_of, record_on_host) as trace,
@@ -239,13 +196,13 @@ def trace_rank(
             trace.set_category_of_new("buffers", instead_of="activations")  # tables that a forward pass has cached
             trace.reset_peak()
 
-        for _ in range(2):  # the first step allocates what all later ones find
+        for step in (batches[:1], batches):  # the first step allocates what all later ones find
             gc.collect()
             trace.reset_peak()
             between = dict(trace.bytes)
             parts: list[Counter[Operation]] = []
             host_parts: list[HostTraffic] = []
-            for batch in batches:
+            for batch in step:
                 current, on_host, accumulating = Counter(), HostTraffic(), True
                 parts.append(current)
                 host_parts.append(on_host)

@@ -6,6 +6,7 @@ from random import Random
 import torch
 from torch import Tensor, nn, zeros
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.models.cpu.dropout import keep_mask, keep_probability
 from multihop.pretrain.models.seq2seq.recurrence import State, Weights, run_recurrence, run_recurrence_cudnn
 from multihop.pretrain.models.seq2seq.time_steps import TimeSteps
@@ -62,7 +63,7 @@ class WeightDropLstm(nn.Module):
 
 
 def _run(x: Tensor, steps: TimeSteps, state: State, weights: Weights) -> tuple[Tensor, State]:
-    if x.device.type == "cuda":
+    if device_type(x.device) == "cuda":
         out, [last] = run_recurrence_cudnn("lstm", x, steps, [state], [weights])
         return out, last
     return run_recurrence("lstm", x, steps, state, weights, reverse=False)

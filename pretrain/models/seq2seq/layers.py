@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
+from multihop.pretrain.device_type import device_type
 from multihop.pretrain.models.cpu.dropout import Dropout
 from multihop.pretrain.models.layers.attention import Sequences
 from multihop.pretrain.models.layers.cross_attention import PaddedSource, pad_source
@@ -61,7 +62,7 @@ def _run_directions(
     """Run one or both directions of a layer on x (N, I); returns (N, all widths), and the last state of each."""
     cell = directions[0].cell
     weights = [each.weights for each in directions]
-    if x.device.type == "cuda":
+    if device_type(x.device) == "cuda":
         return run_recurrence_cudnn(cell, x, steps, states, weights)
     done = [
         run_recurrence(cell, x, steps, state, each, reverse=bool(number))

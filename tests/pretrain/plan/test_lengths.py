@@ -12,7 +12,7 @@ from multihop.pretrain.plan.fit import RankPlan, Vocabularies
 from multihop.pretrain.plan.step_time import efficiency_of, step_time
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
-LOOPS = {"awd-lstm", "awd-lstm-backward", "bilm", "ctc-encoder", "seq2seq"}
+LOOPS = {"bilm", "seq2seq"}
 """Families that compute one time step after another: tracing them takes as long as a sample has tokens."""
 LENGTHS, OF_LOOPS = (128, 512, 1024, 8192), (16, 64, 128)
 """Tokens of a sample, and of one of these families."""
