@@ -44,8 +44,23 @@ _ACHIEVABLE, _FP32, _ATTENTION, _PROCESSORS = 0.8, 1 / 16, 0.5, 100
 former which attention reaches, and its multiprocessors."""
 
 
+_OF_A_PREDICTION = (
+    "gpu",
+    "gpu_memory",
+    "gpu_tflops",
+    "gpu_bandwidth",
+    "network",
+    "sweep",
+    "failures",
+    "store",
+    "picture",
+)
+"""Parameters of `plan` that mean nothing with --probe, which measures one setting on the machine at hand."""
+
+
 @plan_command.command()
 def plan(
+    ctx: typer.Context,
     recipe: RecipePath,
     overrides: Overrides = None,
     gpus: Annotated[
@@ -110,8 +125,10 @@ def plan(
         if value is not None and not math.isfinite(value):
             raise UserError(f"{option}={value} is not finite; give a number")
     if probe:
-        if sweep or picture is not None:
-            raise UserError("--probe measures one setting on this machine; remove --sweep and --picture")
+        given = [name for name in _OF_A_PREDICTION if _is_given(ctx, name)]
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UserError(f"--probe measures one setting on this machine; remove {options}")
         _probe(loaded, _numbers(gpus or "1"), nodes, runs, price, as_json)
         return
     kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
@@ -167,6 +184,11 @@ def plan(
     for sentence in caveats(loaded):
         out.print(sentence)
     _draw(plans, price, picture)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _fewest_nodes(recipe: "Recipe", gpus: int, nodes: int) -> int:

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
+from workplace import begin, ended, wait_for
 
 from multihop.cluster.cli.main import app
-from multihop.common.errors import UserError
+from multihop.common.errors import FAILED, UserError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 ONE_PHASE = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
@@ -237,6 +239,19 @@ def test_no_more_ranks_than_pairs(recipe: Path) -> None:
             CliRunner().invoke(app, ["plan", str(recipe), *command, *pairs], catch_exceptions=False)
 
 
+def test_a_planning_process_that_is_killed_is_reported(recipe: Path) -> None:
+    command = begin(recipe.parent, "plan", str(recipe))
+
+    def workers() -> list[psutil.Process]:
+        children = psutil.Process(command.pid).children()
+        return [each for each in children if "multihop.pretrain.plan.worker" in each.cmdline()]
+
+    wait_for(workers, recipe.parent, command)
+    workers()[0].kill()
+    output = ended(recipe.parent, command, FAILED)
+    assert "multihop: the planning process ended with exit code -9; see its messages above\n" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -250,7 +265,11 @@ def test_no_more_ranks_than_pairs(recipe: Path) -> None:
         (["--failures", "inf"], "--failures=inf is not finite"),
         (["--gpu-memory", "inf"], "--gpu-memory=inf is not finite"),
         (["--gpu", " "], "--gpu=' ' is empty"),
-        (["--probe", "--sweep"], "--probe measures one setting on this machine; remove --sweep and --picture"),
+        (["--probe", "--sweep"], "--probe measures one setting on this machine; remove --sweep"),
+        (
+            ["--probe", "--gpu", "A100-80", "--network", "400", "--failures", "5"],
+            "--probe measures one setting on this machine; remove --gpu, --network, --failures",
+        ),
         (["--probe", "--gpus", "1,2"], "--gpus=1,2: --probe measures one setting; give one number"),
         (["--picture", "no/such/directory.png"], "in a directory that exists"),
         (["--gpu", "V100-32"], "engine.precision=bf16: a V100 32GB has none"),
