@@ -23,6 +23,12 @@ def read_rows(path: Path) -> list[Row]:
     return list(RowFollower(path).read())
 
 
+def parse_rows(data: bytes) -> list[Row]:
+    """Return the rows in the bytes of a file, without an incomplete last line and lines that are not JSON objects."""
+    rows = (_parse(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
+    return [row for row in rows if row is not None]
+
+
 def append_row(path: Path, row: Row) -> None:
     """Append a row atomically and sync it; first removes an incomplete last line.
 

@@ -110,9 +110,9 @@ def show_list(location: str, as_json: bool) -> None:
     from multihop.cluster.console import plain
     from multihop.cluster.runs.audit import audited_checkpoints
     from multihop.cluster.runs.checkpoints import list_checkpoints
-    from multihop.pretrain.run.find_checkpoint import checkpoints_at, run_dir_of
+    from multihop.pretrain.run.find_checkpoint import checkpoints_at
 
-    rows = list_checkpoints(checkpoints_at(location), audited_checkpoints(run_dir_of(location)))
+    rows = list_checkpoints(checkpoints_at(location), audited_checkpoints(location))
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return

@@ -25,7 +25,7 @@ from multihop.cluster.runs.summary import audits_of, read_summary, write_audits
 from multihop.cluster.tracking.store import AUDITS_TAG, newest_as_tag
 from multihop.common.errors import UserError
 from multihop.common.files import make_folder, read_json_object, write_atomically
-from multihop.common.json_lines import Row, append_row, read_rows
+from multihop.common.json_lines import Row, append_row, parse_rows, read_rows
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import MANIFEST, read_data_manifest
 from multihop.pretrain.checkpoint.difference import TensorDifference, differing_counters, differing_tensors
@@ -38,9 +38,10 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.engine.replicas import CHECKSUM_DIGITS
 from multihop.pretrain.environment import LAST_STEP, MICRO_BATCH_SIZES
-from multihop.pretrain.run.audits import decisive_audits, first_different_step, outcome_of
+from multihop.pretrain.run.audits import checkpoint_of, decisive_audits, first_different_step, outcome_of
 from multihop.pretrain.run.changes import CHANGES, differences, fill_recorded_part
 from multihop.pretrain.run.files import AUDITS, STATE_CHECKSUMS, checkpoints_of, read_config
+from multihop.pretrain.run.find_checkpoint import run_dir_of
 
 PARENT = "MULTIHOP_AUDIT_PARENT"
 """Environment variable with the process of which this audit is a part, and with which it ends; not set if a user
@@ -344,10 +345,19 @@ def _named(parameters: list[str]) -> str:
     return f"{parameters[0]}{more}"
 
 
-def audited_checkpoints(run_dir: Path) -> dict[str, str]:
-    """What the decisive audit of each checkpoint found, by the checkpoint's content hash: "audited" if all was equal,
-    and "audited within rounding" if it was so under other conditions."""
-    return {row["of"]: _verdict(row) for row in decisive_audits(read_rows(run_dir / AUDITS))}
+def audited_checkpoints(location: str) -> dict[tuple[int, str], str]:
+    """What the decisive audit of each checkpoint found, by the checkpoint's step and content hash: "audited" if all was
+    equal, and "audited within rounding" if it was so under other conditions.
+
+    Args:
+        location: A run's directory, its place in an object store, or the location of its checkpoints.
+    """
+    if "://" in location:
+        folder = open_folder(location)
+        rows = [] if folder.size(AUDITS) is None else parse_rows(folder.read_bytes(AUDITS, 2**30))
+    else:
+        rows = read_rows(run_dir_of(location) / AUDITS)
+    return {checkpoint_of(row): _verdict(row) for row in decisive_audits(rows)}
 
 
 def _verdict(row: Row) -> str:

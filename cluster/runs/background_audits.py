@@ -26,7 +26,7 @@ from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
 from multihop.pretrain.data.phases import total_steps
-from multihop.pretrain.run.audits import AuditDue, audits_due, first_different_step, outcome_of
+from multihop.pretrain.run.audits import AuditDue, audits_due, checkpoint_of, first_different_step, outcome_of
 from multihop.pretrain.run.files import AUDITS, AUDITS_GIVEN_UP, checkpoints_of
 
 LOG = "audits.log"
@@ -178,7 +178,7 @@ class _Audits(threading.Thread):
             self._give_up(due, f"see {log}")
 
     def _outcome(self, due: AuditDue) -> Row | None:
-        rows = [row for row in read_rows(self._folder / AUDITS) if row["of"] == due.content]
+        rows = [row for row in read_rows(self._folder / AUDITS) if checkpoint_of(row) == (due.last, due.content)]
         return rows[-1] if rows else None
 
     def _give_up(self, due: AuditDue, reason: str) -> None:

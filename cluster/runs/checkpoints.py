@@ -80,11 +80,13 @@ class VerifyResult:
     note: str = ""
 
 
-def list_checkpoints(checkpoints: str, audits: Mapping[str, str] = MappingProxyType({})) -> list[ListedCheckpoint]:
+def list_checkpoints(
+    checkpoints: str, audits: Mapping[tuple[int, str], str] = MappingProxyType({})
+) -> list[ListedCheckpoint]:
     """Return all folders of steps, oldest first, and then those that were renamed because they are damaged.
 
     Args:
-        audits: what the newest audit of each checkpoint found, by the checkpoint's content hash.
+        audits: what the newest audit of each checkpoint found, by the checkpoint's step and content hash.
     """
     rows = [_describe(checkpoints, step, audits) for step in list_steps(checkpoints)]
     aside = [name for name in open_folder(checkpoints).names() if _SET_ASIDE.fullmatch(name)]
@@ -105,7 +107,7 @@ def verify_checkpoints(checkpoints: str) -> list[VerifyResult]:
     return results
 
 
-def _describe(checkpoints: str, step: int, audits: Mapping[str, str]) -> ListedCheckpoint:
+def _describe(checkpoints: str, step: int, audits: Mapping[tuple[int, str], str]) -> ListedCheckpoint:
     folder = open_folder(folder_of_step(checkpoints, step))
     name = folder.location.rsplit("/", 1)[-1]
     if folder.size(MANIFEST) is None:
@@ -124,7 +126,7 @@ def _describe(checkpoints: str, step: int, audits: Mapping[str, str]) -> ListedC
         parameters=sum(prod(shape) for shape in manifest.parameters.values()),
         bytes=sum(entry.bytes for entry in manifest.files),
         tokens=manifest.tokens,
-        audit=audits.get(manifest.content_hash()),
+        audit=audits.get((step, manifest.content_hash())),
     )
 
 

@@ -51,12 +51,17 @@ def first_different_step(audit: Row) -> int | None:
     return step
 
 
+def checkpoint_of(audit: Row) -> tuple[int, str]:
+    """The step and content hash of an audited checkpoint; steps that are skipped leave the content as it is."""
+    return audit["last"], audit["of"]
+
+
 def decisive_audits(audits: list[Row]) -> list[Row]:
     """The newest audit of each checkpoint; but one that compared bits under the same conditions, or found them equal,
     counts until another one does."""
     chosen: dict[Any, Row] = {}
     for audit in audits:
-        key = audit["of"] if "of" in audit else (audit["first"], audit["last"])  # summaries of older versions
+        key = checkpoint_of(audit) if "of" in audit else (audit["first"], audit["last"])  # summaries of older versions
         if key in chosen and _is_about_bits(chosen[key]) and not _is_about_bits(audit):
             continue
         chosen.pop(key, None)
@@ -77,15 +82,18 @@ def audits_due(run_dir: Path, config: TrainingConfig) -> list[AuditDue]:
     if config.checkpoint.audit is None:
         return []
     checkpoints, every = checkpoints_of(run_dir, config), config.checkpoint.audit.every
-    over = {row["of"] for name in (AUDITS, AUDITS_GIVEN_UP) for row in read_rows(run_dir / name)}
+    over = {checkpoint_of(row) for name in (AUDITS, AUDITS_GIVEN_UP) for row in read_rows(run_dir / name)}
     steps = list_steps(checkpoints)
     due = []
     for number, step in enumerate(steps):
-        if step % every or (manifest := _manifest(checkpoints, step)) is None or manifest.content_hash() in over:
+        if step % every or (manifest := _manifest(checkpoints, step)) is None:
+            continue
+        content = manifest.content_hash()
+        if (step, content) in over:
             continue
         first = next((each for each in reversed(steps[:number]) if _manifest(checkpoints, each)), 0)
         if step - first <= config.checkpoint.save_interval:  # else the one before was removed, or never saved
-            due.append(AuditDue(first, step, manifest.world_size, manifest.content_hash()))
+            due.append(AuditDue(first, step, manifest.world_size, content))
     return due
 
 

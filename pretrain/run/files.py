@@ -1,6 +1,7 @@
 """Files of a run directory."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -42,6 +43,18 @@ def read_config(run_dir: Path) -> TrainingConfig:
         recipe = read_json_object(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; `multihop train RECIPE` writes it") from None
+    return config_of(recipe, str(path))
+
+
+def config_of(recipe: dict[str, Any], path: str) -> TrainingConfig:
+    """The part of a run's recipe that training reads.
+
+    Args:
+        path: The file that it was read from, for messages.
+
+    Raises:
+        UserError: It is not a resolved recipe.
+    """
     try:
         return TrainingConfig.model_validate({key: recipe[key] for key in TrainingConfig.model_fields if key in recipe})
     except ValidationError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from multihop.common.errors import UserError
-from multihop.common.files import sha256_file
+from multihop.common.files import json_object, sha256_file
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
@@ -16,7 +16,7 @@ from multihop.pretrain.data.phases import model_after
 from multihop.pretrain.models.config import ModelConfig
 from multihop.pretrain.models.families import parse_model_config
 from multihop.pretrain.run.changes import unreadable_recipe
-from multihop.pretrain.run.files import checkpoints_of, read_config
+from multihop.pretrain.run.files import checkpoints_of, config_of, read_config
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,16 @@ def run_dir_of(path: str) -> Path:
 
 
 def checkpoints_at(path: str) -> str:
-    """The location of the checkpoints, given a run's directory or the location itself.
+    """The location of the checkpoints, given a run's directory, its place in an object store or the location itself.
 
     Raises:
         UserError: There are none.
     """
     location = path.rstrip("/")
-    if (Path(path) / "recipe.json").is_file():
-        location = checkpoints_of(Path(path), read_config(Path(path)))
+    if (folder := open_folder(location)).size("recipe.json") is not None:
+        recipe = f"{location}/recipe.json"
+        config = config_of(json_object(folder.read_bytes("recipe.json"), recipe), recipe)
+        location = checkpoints_of(Path(path), config)
     if not list_steps(location):
         raise UserError(
             f"{location} holds no checkpoints; give a run's directory, the directory that its step-… directories are "

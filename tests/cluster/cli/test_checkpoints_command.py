@@ -10,13 +10,14 @@ import torch
 from typer.testing import CliRunner, Result
 
 from multihop.cluster.cli.main import app
+from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights
 from multihop.pretrain.checkpoint.writer import CheckpointWriter
 from multihop.pretrain.run.find_checkpoint import run_dir_of
 
 
-def save(checkpoints: Path, step: int, value: float = 1.0) -> Path:
+def save(checkpoints: Path | str, step: int, value: float = 1.0) -> Path:
     writers = [CheckpointWriter(str(checkpoints), rank, 2, "a", keep=9) for rank in (0, 1)]
     manifest = CheckpointManifest(
         step=step,
@@ -69,6 +70,22 @@ def test_list(run: Path) -> None:
     shown = invoke("list", str(run)).stdout
     assert "1,200,000" in shown and "never committed" in shown and "renamed because it is damaged" in shown
     assert shown == invoke("list", str(run / "checkpoints") + "/").stdout
+
+
+def test_a_run_in_an_object_store_with_its_audits(bucket: str) -> None:
+    location, run = f"{bucket}/.checkpoints/r", open_folder(f"{bucket}/r")
+    for step in (100, 200):
+        save(location, step)
+    recipe = {"name": "r", "model": {"preset": "bert-tiny"}, "phases": [{"steps": 3}]}
+    run.write_atomically(
+        "recipe.json", json.dumps(recipe | {"checkpoint": {"location": f"{bucket}/.checkpoints"}}).encode()
+    )
+    content = read_checkpoint_manifest(folder_of_step(location, 200)).content_hash()
+    row = {"first": 100, "last": 200, "of": content, "is_equal": True, "conditions": []}
+    run.write_atomically("audits.jsonl", json.dumps(row).encode() + b'\n{"of": "torn')
+    rows = json.loads(invoke("list", "--json", run.location).stdout)
+    assert [(row["step"], row["audit"]) for row in rows] == [(100, None), (200, "audited")]
+    assert invoke("verify", run.location).stdout == "step-00000100  good\nstep-00000200  good\n"
 
 
 def test_verify_what_is_good(run: Path) -> None:

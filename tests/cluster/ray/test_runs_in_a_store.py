@@ -77,6 +77,9 @@ def test_a_run_is_trained_resumed_elsewhere_and_the_same_as_on_one_disk(
     assert "equal     all weights, moments and counters" in printed and "fetched from" in printed
     (row,) = open_folder(f"{runs}/shared").read_bytes("audits.jsonl").splitlines()
     assert json.loads(row)["last"] == STEPS
+    listed = json.loads(multihop(tmp_path, "checkpoints", "list", f"{runs}/shared", "--json"))
+    assert [row["audit"] for row in listed if row["step"] == STEPS] == ["audited"]
+    assert f"step-{STEPS:08d}" in multihop(tmp_path, "checkpoints", "verify", f"{runs}/shared")
     refused = multihop(tmp_path, "checkpoints", "audit", f"{runs}/nothing", code=2)
     assert "is not a run, because it has no recipe.json" in refused
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node-0"))

@@ -351,7 +351,7 @@ def test_rows_of_audits_are_listed_in_words(tmp_path: Path) -> None:
         append_row(tmp_path / AUDITS, {**other, **row, "of": verdict})
     without = {key: value for key, value in other.items() if key != "states"}  # of an older version
     append_row(tmp_path / AUDITS, {**without, **rows["audited"], "of": "audited"})
-    assert audited_checkpoints(tmp_path) == {verdict: verdict for verdict in rows}
+    assert audited_checkpoints(str(tmp_path)) == {(2, verdict): verdict for verdict in rows}
     found = audits_of(tmp_path)
     assert [row.get("rounding") for row in found[:-1]] == [row.get("rounding") for row in rows.values()]
     assert found[-1]["first_different_step"] is None

@@ -45,5 +45,7 @@ def test_the_newest_audit_of_a_checkpoint_counts_unless_only_an_earlier_one_is_a
     assert decisive_audits(rows) == rows[:2]
     rows.append(equal | {"of": "a", "first": 0, "last": 2})
     assert decisive_audits(rows) == [rows[1], rows[3]]
+    skipped = equal | {"of": "a", "first": 2, "last": 3}  # its steps were skipped: the content is that of step 2
+    assert decisive_audits([*rows, skipped]) == [rows[1], rows[3], skipped]
     older = [{"first": 1, "last": 2, "is_equal": False}, {"first": 1, "last": 2, "is_equal": True}]
     assert decisive_audits(older) == older[1:]
