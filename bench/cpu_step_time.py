@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ OTHERS = [(96, 3, 96, 8), (128, 2, 64, 16), (192, 4, 64, 8), (256, 2, 128, 8), (
 """Hidden size, layers, sequence length and sequences of the sizes that are measured for the table, and of those that
 are predicted."""
 VOCABULARY = 4000
-WARM_UP, STEPS, PROFILED = 2, 9, 3
+WARM_UP_S, MEASURED_S, MIN_STEPS, PROFILED = 0.3, 1.0, 9, 3
 Size = tuple[int, int, int, int]
 Costs = dict[str, list[float]]
 """Calls, bytes and floating-point operations of each kind of operation."""
@@ -98,12 +98,9 @@ def measure_steps(family: str, sizes: list[Size], names: list[list[str]] | None)
             engine.forward_backward(batch, counts)
             engine.step(1e-4)
 
-        taken = []
-        for _ in range(WARM_UP + STEPS):
-            began = time.perf_counter()
-            step()
-            taken.append(time.perf_counter() - began)
-        result: dict[str, Any] = {"seconds": statistics.median(taken[WARM_UP:])}
+        step()
+        seconds_of_steps(step, WARM_UP_S)
+        result: dict[str, Any] = {"seconds": statistics.median(seconds_of_steps(step, MEASURED_S))}
         if names is not None:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
                 for _ in range(PROFILED):
@@ -113,6 +110,16 @@ def measure_steps(family: str, sizes: list[Size], names: list[list[str]] | None)
         found.append(result)
     ranks.shutdown()
     return found
+
+
+def seconds_of_steps(step: Callable[[], None], least_s: float) -> list[float]:
+    """Return the seconds of each of MIN_STEPS steps, and of more until all together took `least_s`."""
+    taken: list[float] = []
+    while len(taken) < MIN_STEPS or sum(taken) < least_s:
+        began = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - began)
+    return taken
 
 
 def seconds_by_name(events: Any, names: set[str]) -> dict[str, float]:
