@@ -19,7 +19,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """`OSError.errno` when the disk is full or the user's quota is exceeded."""
 MAX_TEXT_BYTES = 2**20
 _BLOCK = 64 * 2**10
-_MAX_JSON_BYTES = 8 * 2**20
+MAX_JSON_BYTES = 8 * 2**20
 """Parsing takes up to 24 times the size of a JSON file."""
 _MAX_JSON_DEPTH = 64
 """Far more than our files have, and far less than Python's recursion limit."""
@@ -56,7 +56,7 @@ def sha256_file(path: str | Path) -> str:
 
 
 def read_json_object(
-    path: Path, *, advice: str = "restore it from a copy", max_bytes: int = _MAX_JSON_BYTES
+    path: Path, *, advice: str = "restore it from a copy", max_bytes: int = MAX_JSON_BYTES
 ) -> dict[str, Any]:
     """Read a JSON object nested at most 64 deep, with integers of at most 64 bits.
 
@@ -80,7 +80,7 @@ def read_json_object(
 
 
 def json_object(
-    data: bytes, path: str | Path, *, advice: str = "restore it from a copy", max_bytes: int = _MAX_JSON_BYTES
+    data: bytes, path: str | Path, *, advice: str = "restore it from a copy", max_bytes: int = MAX_JSON_BYTES
 ) -> dict[str, Any]:
     """Parse a file's bytes as `read_json_object` does; a caller need not read more than `max_bytes` + 1 of them.
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from multihop.cluster.interrupts import is_interrupted
 from multihop.common.errors import FAILED, STOPPED, USER_ERROR, PlanningFailed, UserError
 from multihop.common.files import DISK_FULL
 from multihop.common.redaction import safe_text
@@ -36,8 +36,6 @@ _EXTRA_OF = {
     **dict.fromkeys(("mlflow", "ray"), "cluster"),
 }
 """The extra of this package that installs a module."""
-_signals: list[int] = []
-"""The signals that have interrupted this process."""
 
 
 @contextmanager
@@ -72,18 +70,6 @@ def _exit(what: Exception | str, code: int, advice: str = "") -> NoReturn:
     sys.exit(code)
 
 
-def interrupt_on_signals() -> None:
-    """Raise KeyboardInterrupt in the main thread at SIGTERM, and at SIGINT unless it is ignored, from now on."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    _signals.append(number)
-    raise KeyboardInterrupt
-
-
 def exit_with(work: Callable[[], int], rerun_to: str = "resume") -> None:
     """Run `work` and exit with the code that it returns; STOPPED if it is interrupted.
 
@@ -100,7 +86,7 @@ def exit_with(work: Callable[[], int], rerun_to: str = "resume") -> None:
         print(f"multihop: {safe_text(str(error))}", file=sys.stderr)
         code = FAILED
     except Exception as error:
-        if not _signals or isinstance(error, UserError):
+        if not is_interrupted() or isinstance(error, UserError):
             raise
         # In Ray's compiled code a KeyboardInterrupt can become another error.
         _exit_stopped(rerun_to, f" ({type(error).__name__}: {safe_text(str(error))})")

@@ -9,7 +9,7 @@ from multihop.cluster.cli.babi import babi_command
 from multihop.cluster.cli.checkpoints import checkpoints_app
 from multihop.cluster.cli.data import data_app
 from multihop.cluster.cli.doctor import doctor_command
-from multihop.cluster.cli.failures import friendly_errors, interrupt_on_signals
+from multihop.cluster.cli.failures import friendly_errors
 from multihop.cluster.cli.inference import inference_commands
 from multihop.cluster.cli.init import init
 from multihop.cluster.cli.inspect import inspect_app
@@ -17,6 +17,7 @@ from multihop.cluster.cli.jobs import job_commands
 from multihop.cluster.cli.plan import plan_command
 from multihop.cluster.cli.recipes import recipes_app
 from multihop.cluster.cli.runs import run_commands
+from multihop.cluster.interrupts import interrupt_on_signals
 
 app = typer.Typer(
     help="Pretrain language models on your own text, evaluate them, and compare runs.",

@@ -56,7 +56,7 @@ DataPath = Annotated[
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the report.")]
 ModelPath = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, s3://BUCKET/PREFIX, or exported model."),
+    typer.Argument(metavar="RUN", help="Run name, run or checkpoint directory, or exported model."),
 ]
 Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint. Default: the newest good one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multihop.cluster.interrupts import raise_if_interrupted
 from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.slow_start import TaskStartProbe
 from multihop.common.errors import UserError
@@ -70,6 +71,7 @@ def map_on_ray(
     def next_result() -> Any:
         while not (done := ray.wait(list(running), num_returns=1, timeout=probe.poll_interval_s())[0]):
             probe.report({"CPU": cpus, "GPU": gpus, "memory": resources.memory_bytes})
+            raise_if_interrupted()
         (reference,) = done
         item = running.pop(reference)
         try:
@@ -81,10 +83,12 @@ def map_on_ray(
 
     try:
         for item in items:
+            raise_if_interrupted()
             if len(running) == limit:
                 yield next_result()
             running[task.remote(item)] = item
         while running:
+            raise_if_interrupted()
             yield next_result()
     finally:
         cancel_tasks(list(running))

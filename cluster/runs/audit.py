@@ -350,7 +350,7 @@ def audited_checkpoints(location: str) -> dict[tuple[int, str], str]:
     equal, and "audited within rounding" if it was so under other conditions.
 
     Args:
-        location: A run's directory, its place in an object store, or the location of its checkpoints.
+        location: A run's directory or that of its checkpoints, or a run's place in an object store.
     """
     if "://" in location:
         folder = open_folder(location)

@@ -77,7 +77,7 @@ class _Audits(threading.Thread):
         self._folder, self._recipe = run.folder.absolute(), run.recipe
         self._checkpoints = checkpoints_of(self._folder, self._recipe)
         self._is_finishing, self._is_cancelled = threading.Event(), threading.Event()
-        self._failed, self._postponed = set[str](), set[str]()
+        self._failed, self._postponed = set[AuditDue](), set[AuditDue]()
         self._printed = ""
 
     def finish(self) -> None:
@@ -104,7 +104,7 @@ class _Audits(threading.Thread):
             is_finishing = self._is_finishing.is_set()
             try:
                 every = audits_due(self._folder, self._recipe)
-                due = next((each for each in every if each.content not in self._postponed), None)
+                due = next((each for each in every if each not in self._postponed), None)
                 if due is None and is_finishing:
                     return
                 has_room = due is not None and self._has_room(due, is_finishing)
@@ -133,7 +133,7 @@ class _Audits(threading.Thread):
             self._print(f"waiting   {error}")
             return False
         if not has_room_for(due.ranks):
-            self._postponed.add(due.content)
+            self._postponed.add(due)
             self._print(
                 f"audit     {_steps(due)}: the cluster has no room for {due.ranks} ranks; the next start retries it"
             )
@@ -171,8 +171,8 @@ class _Audits(threading.Thread):
             self._print(f"audit     {steps}: stopped; it will be retried")
         elif is_locked(self._folder / PLACE):
             self._print(f"audit     {steps}: another process audits the run; it will be retried")
-        elif child.returncode != USER_ERROR and due.content not in self._failed:  # a node or a store may be lost
-            self._failed.add(due.content)
+        elif child.returncode != USER_ERROR and due not in self._failed:  # a node or a store may be lost
+            self._failed.add(due)
             self._print(f"audit     {steps} failed, and will be retried once: see {log}")
         else:
             self._give_up(due, f"see {log}")

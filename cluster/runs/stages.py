@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multihop.cluster.console import console, progress_line
+from multihop.cluster.interrupts import raise_if_interrupted
 from multihop.cluster.locks import wait_for_lock
 from multihop.cluster.ray.session import check_answers, ray_session
 from multihop.cluster.remote.remote_run import RemoteRun
@@ -129,6 +130,7 @@ def _run_missing_stages(
 ) -> int:
     if "train" in wanted or run.recipe.eval.checkpoint is None:
         run = replace(run, data=_prepare(run, allowed, full_verify, seconds))
+        raise_if_interrupted()
     if "train" not in wanted and "eval" not in wanted:
         return DONE
     tracker = _open_tracker(run)
@@ -146,6 +148,7 @@ def _run_missing_stages(
                 status = "trained"
                 console.print("stopped after the last step; rerun the same command to finish the rest")
                 return STOPPED
+            raise_if_interrupted()
             if "eval" in wanted:
                 failed = _evaluate(run, tracker, seconds)
             if finish_audits:

@@ -13,9 +13,9 @@ from multihop.pretrain.engine.deepspeed_internals import replaced
 
 _GATES = {"lstm": 4, "gru": 3}
 _KEPT = {"lstm": 5, "gru": 6}
-"""Values of each token and unit that cuDNN keeps of a layer for the backward pass, the gates included. The sizes
-printed in github.com/pytorch/pytorch/issues/2895, for four layers of width 320, are those of 25,000 tokens with these
-numbers and the outputs of all layers but the last."""
+"""Values for each unit and position, padding included, that cuDNN keeps of a layer for the backward pass, the gates
+among them. The sizes printed in github.com/pytorch/pytorch/issues/2895, for four layers of width 320, are those of
+25,000 tokens with these numbers and the outputs of all layers but the last."""
 
 
 @contextmanager
@@ -87,36 +87,36 @@ class _Recurrence(torch.autograd.Function):
         columns = _GATES[cell] * width
         flat = torch.cat([weight.reshape(-1) for weight in weights])
         out = x.new_empty(len(x), directions * width)
-        kept = [x.new_empty(len(x), size) for size in (columns, (_KEPT[cell] - _GATES[cell]) * width) * directions]
+        reserved = _KEPT[cell] * width * sequences * len(batch_sizes)  # cuDNN knows the longest sequence alone
+        kept = [x.new_empty(size) for size in (len(x) * columns, reserved - len(x) * columns) * directions]
         h, product = x.new_empty(sequences, width), x.new_empty(sequences, columns)
         for direction in range(directions):
             input_weight, state_weight = weights[4 * direction : 4 * direction + 2]
-            gates = torch.mm(x, input_weight.T, out=kept[2 * direction])
+            gates = torch.mm(x, input_weight.T, out=kept[2 * direction].view(len(x), columns))
             for start, stop in pairwise(_bounds(batch_sizes)):
                 step = torch.mm(h[: stop - start], state_weight.T, out=product[: stop - start])
                 gates[start:stop].add_(step)
-        ctx.save_for_backward(x, flat, out, *kept)
+        ctx.save_for_backward(x, flat, out, *kept, *tensors)  # torch saves the weights too, and copies them again
         ctx.cell, ctx.batch_sizes, ctx.shapes = cell, batch_sizes, [weight.shape for weight in weights]
         ctx.states = count, (directions, sequences, width)
         return out, *(torch.empty_like(state) for state in states)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        x, flat, out, *kept = ctx.saved_tensors
+        x, flat, out, *kept = ctx.saved_tensors[: 3 + 2 * ctx.states[1][0]]
         count, (directions, sequences, width) = ctx.states
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[2] else None
+        grad_x = torch.empty_like(x)  # also if nothing needs it
         grad_states = [x.new_empty(directions, sequences, width) for _ in range(count)]
         grad_flat = torch.zeros_like(flat)
         weights, grad_weights = _views(flat, ctx.shapes), _views(grad_flat, ctx.shapes)
         product = x.new_empty(sequences, width)
         for direction in range(directions):
             input_weight, state_weight = weights[4 * direction : 4 * direction + 2]
-            grad_gates, other = kept[2 * direction : 2 * direction + 2]  # in the memory that was kept
+            grad_gates, other = kept[2 * direction].view(len(x), -1), kept[2 * direction + 1]  # in the same memory
             for start, stop in pairwise(_bounds(ctx.batch_sizes)):
-                grad_gates[start:stop].mul_(other[start:stop, :1])
+                grad_gates[start:stop].mul_(other[: stop - start, None])
                 torch.mm(grad_gates[start:stop], state_weight, out=product[: stop - start])
-            if grad_x is not None:
-                torch.mm(grad_gates, input_weight, out=grad_x)
+            torch.mm(grad_gates, input_weight, out=grad_x)
             torch.mm(grad_gates.T, x, out=grad_weights[4 * direction])
             torch.mm(grad_gates.T, out[:, :width], out=grad_weights[4 * direction + 1])
         return None, None, grad_x, *grad_states, *grad_weights

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from multihop.common.errors import UserError
-from multihop.common.files import json_object, sha256_file
+from multihop.common.files import MAX_JSON_BYTES, json_object, sha256_file
 from multihop.common.storage import open_folder
 from multihop.data_prep.dataset.manifest import Manifest, read_data_manifest
 from multihop.pretrain.checkpoint.manifest import MANIFEST, CheckpointManifest, folder_of_step, read_checkpoint_manifest
@@ -37,12 +37,14 @@ def find_checkpoint(path: str, step: int | None = None) -> FoundCheckpoint:
     """Find the checkpoint at `path`, with the tokenizer of the run's data. Only the newest checkpoint is verified.
 
     Args:
-        path: A run's directory, its checkpoints' directory or s3://BUCKET/PREFIX, or the directory of one step.
+        path: A run's directory, its checkpoints' directory, or the directory of one step.
         step: The checkpoint's step; None: the newest good one.
 
     Raises:
-        UserError: There is no such checkpoint, or the run's data with its tokenizer is missing.
+        UserError: There is no such checkpoint, or the run's data with its tokenizer is missing, as in a bucket.
     """
+    if "://" in path:
+        raise UserError(f"{path} has no tokenizer; give the run's directory, whose data has it")
     location, saved, skipped = locate_checkpoint(path, step)
     run_dir = run_dir_of(path)
     data = _data_of(run_dir, saved)
@@ -62,16 +64,27 @@ def checkpoints_at(path: str) -> str:
         UserError: There are none.
     """
     location = path.rstrip("/")
-    if (folder := open_folder(location)).size("recipe.json") is not None:
-        recipe = f"{location}/recipe.json"
-        config = config_of(json_object(folder.read_bytes("recipe.json"), recipe), recipe)
-        location = checkpoints_of(Path(path), config)
+    if "://" in location:
+        location = _checkpoints_of_run_in_store(location) or location
+    elif (Path(path) / "recipe.json").is_file():
+        location = checkpoints_of(Path(path), read_config(Path(path)))
     if not list_steps(location):
         raise UserError(
             f"{location} holds no checkpoints; give a run's directory, the directory that its step-… directories are "
-            "in, or s3://BUCKET/PREFIX"
+            "in, or s3://BUCKET/PREFIX of either"
         )
     return location
+
+
+def _checkpoints_of_run_in_store(location: str) -> str | None:
+    """The location of the checkpoints of a run at s3://BUCKET/PREFIX/NAME; None if there is no run."""
+    folder = open_folder(location)
+    if folder.size("recipe.json") is None:
+        return None
+    path = f"{location}/recipe.json"
+    config = config_of(json_object(folder.read_bytes("recipe.json", MAX_JSON_BYTES + 1), path), path)
+    # A run that was copied to the store has its checkpoints with it.
+    return checkpoints_of(Path(), config) if config.checkpoint.location else f"{location}/checkpoints"
 
 
 def locate_checkpoint(path: str, step: int | None = None) -> tuple[str, CheckpointManifest, list[str]]:

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from multihop.cluster.cli.main import app
+from multihop.common.errors import UserError
 from multihop.common.storage import open_folder
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.verify import load_weights
@@ -72,20 +73,26 @@ def test_list(run: Path) -> None:
     assert shown == invoke("list", str(run / "checkpoints") + "/").stdout
 
 
-def test_a_run_in_an_object_store_with_its_audits(bucket: str) -> None:
-    location, run = f"{bucket}/.checkpoints/r", open_folder(f"{bucket}/r")
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_run_in_an_object_store_with_its_audits(bucket: str, is_copied: bool, tmp_path: Path) -> None:
+    """A run that was trained with `--runs s3://…`, or that was copied to a bucket from a disk."""
+    location = f"{bucket}/r/checkpoints" if is_copied else f"{bucket}/.checkpoints/r"
+    run = open_folder(f"{bucket}/r")
     for step in (100, 200):
         save(location, step)
     recipe = {"name": "r", "model": {"preset": "bert-tiny"}, "phases": [{"steps": 3}]}
-    run.write_atomically(
-        "recipe.json", json.dumps(recipe | {"checkpoint": {"location": f"{bucket}/.checkpoints"}}).encode()
-    )
+    recipe |= {"checkpoint": {"location": None if is_copied else f"{bucket}/.checkpoints"}, "not-read": "x" * 2**20}
+    run.write_atomically("recipe.json", json.dumps(recipe).encode())
     content = read_checkpoint_manifest(folder_of_step(location, 200)).content_hash()
     row = {"first": 100, "last": 200, "of": content, "is_equal": True, "conditions": []}
     run.write_atomically("audits.jsonl", json.dumps(row).encode() + b'\n{"of": "torn')
     rows = json.loads(invoke("list", "--json", run.location).stdout)
     assert [(row["step"], row["audit"]) for row in rows] == [(100, None), (200, "audited")]
     assert invoke("verify", run.location).stdout == "step-00000100  good\nstep-00000200  good\n"
+    with pytest.raises(UserError, match="r has no tokenizer; give the run's directory, whose data has it"):
+        CliRunner().invoke(
+            app, ["checkpoints", "export", run.location, "--out", str(tmp_path / "hf")], catch_exceptions=False
+        )
 
 
 def test_verify_what_is_good(run: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from multihop.cluster import interrupts
 from multihop.cluster.ray import WorkerDiedError
 from multihop.cluster.ray.map import map_on_ray
 from multihop.common.errors import UserError
@@ -121,6 +122,22 @@ def test_tasks_that_nobody_waits_for_and_that_do_not_end_are_killed(tmp_path: Pa
 
 
 @pytest.mark.long
+def test_an_interrupt_that_is_lost_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_received", [])
+    before = signal.getsignal(signal.SIGTERM)
+    interrupts.interrupt_on_signals()
+    try:
+        results = map_on_ray(double, range(9))
+        assert next(results) % 2 == 0
+        with suppress(KeyboardInterrupt):  # as C code may do
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+        with pytest.raises(KeyboardInterrupt):
+            list(results)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_tasks_interrupted_at_any_moment_do_not_end_the_driver() -> None:
     """Ray's driver exits if it cancels a task whose result arrives: without waiting for that, after 5 to 21 rounds."""
     tests = Path(__file__).parents[2]

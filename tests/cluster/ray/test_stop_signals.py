@@ -31,7 +31,8 @@ def test_a_signal_that_is_sent_twice_at_once_is_one(tmp_path: Path, second: sign
 
 CONVERTED = """
 import os, signal, sys
-from multihop.cluster.cli.failures import exit_with, interrupt_on_signals
+from multihop.cluster.cli.failures import exit_with
+from multihop.cluster.interrupts import interrupt_on_signals
 
 def work():
     try:

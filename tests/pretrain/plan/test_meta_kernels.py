@@ -52,16 +52,14 @@ def test_a_gpu_computes_the_products_of_a_cpu_in_fewer_operations(family: str, m
     """The two are different code: ours, which a CPU runs, and what stands in for cuDNN's."""
     (on_gpu, few), (on_cpu, many) = (products(device, family, **model) for device in ("cuda", "cpu"))
     assert on_gpu == on_cpu
-    assert few.total() < 0.7 * many.total()
+    assert few.total() < 0.4 * many.total()
 
 
-@pytest.mark.parametrize(("cell", "reserved"), [("lstm", 736_000_000), ("gru", 864_000_000)])
-def test_a_stack_keeps_the_bytes_that_cudnn_was_seen_to_reserve(cell: Cell, reserved: int) -> None:
-    """Sizes from github.com/pytorch/pytorch/issues/2895, for as many tokens as both of them fit. cuDNN computes all
-    layers at once, and its reserve has the outputs of all but the last."""
-    layers, width, sequences, length = 4, 320, 25, 1000
-    order = torch.arange(sequences)
-    steps = TimeSteps(order, order, order, order, (sequences,) * length)
+def kept_bytes(cell: Cell, batch_sizes: tuple[int, ...], width: int, layers: int) -> tuple[int, int]:
+    """Bytes that a stack of layers in fp32 keeps for its backward pass, without the weights and its last output; at
+    least and at most, because the states are kept too."""
+    order = torch.arange(batch_sizes[0])
+    steps = TimeSteps(order, order, order, order, batch_sizes)
     with MetaTrace("cuda", 1) as trace, meta_kernels():
         weights = [
             tuple(
@@ -70,15 +68,26 @@ def test_a_stack_keeps_the_bytes_that_cudnn_was_seen_to_reserve(cell: Cell, rese
             )
             for _ in range(layers)
         ]
-        x = torch.empty(sequences * length, width, device="meta")
-        states = (torch.empty(sequences, width, device="meta"),) * STATES[cell]
+        x = torch.empty(sum(batch_sizes), width, device="meta")
+        states = (torch.empty(batch_sizes[0], width, device="meta"),) * STATES[cell]
         before, lasting = trace.bytes["device"], []
         for each in weights:
             x, last = run_recurrence_cudnn(cell, x, steps, [states], [each])
             lasting += last
         del last
         of_weights = layers * sum(weight.numel() for weight in weights[0]) * 4
-        of_states = 2 * layers * STATES[cell] * sequences * width * 4  # stacked before, and after
-        output = sequences * length * width * 4
-        kept = trace.bytes["device"] - before - of_weights - output
-        assert reserved <= kept <= reserved + of_states
+        of_states = 2 * layers * STATES[cell] * batch_sizes[0] * width * 4  # stacked before, and after
+        most = trace.bytes["device"] - before - of_weights - sum(batch_sizes) * width * 4
+        return most - of_states, most
+
+
+@pytest.mark.parametrize(("cell", "reserved"), [("lstm", 736_000_000), ("gru", 864_000_000)])
+def test_a_stack_keeps_the_bytes_that_cudnn_was_seen_to_reserve(cell: Cell, reserved: int) -> None:
+    """Sizes from github.com/pytorch/pytorch/issues/2895, for as many tokens as both of them fit. cuDNN computes all
+    layers at once, and its reserve has the outputs of all but the last."""
+    least, most = kept_bytes(cell, (25,) * 1000, 320, 4)
+    assert least <= reserved <= most
+
+
+def test_sequences_that_end_earlier_reserve_their_padding() -> None:
+    assert kept_bytes("lstm", (64,) * 32 + (1,) * 96, 512, 1) == kept_bytes("lstm", (64,) * 128, 512, 1)
