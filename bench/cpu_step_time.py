@@ -5,7 +5,8 @@
 For a GPU the plan has a table of rates. Here such a table is measured, at three sizes of each family: what each kind of
 operation takes for a call, for a byte and for a floating-point operation. The steps of five other sizes are predicted
 with it. Two coefficients of each family are fitted to its steps at the first sizes: an overhead per call, mostly
-Python, and a scale for its operations' times. Each size is timed in two processes; the faster median is used.
+Python, and a scale for its operations' times. Each size is timed in two processes of its own, because a later engine
+of a process finds memory that an earlier one has freed; the faster median is used.
 """
 
 import argparse
@@ -71,45 +72,43 @@ def count_operations(family: str, sizes: list[Size]) -> list[Costs]:
     return found
 
 
-def measure_steps(family: str, sizes: list[Size], names: list[list[str]] | None) -> list[dict[str, Any]]:
-    """Return the median seconds of a step of each size, and the seconds of each kind of operation if `names` has the
-    kinds."""
+def measure_step(family: str, size: Size, names: list[str] | None) -> dict[str, Any]:
+    """Return the median seconds of a step, and the seconds of each kind of operation if `names` has the kinds."""
     import torch
 
+    from multihop.common.machine import disable_malloc_trim
     from multihop.pretrain.engine.engine import Engine
     from multihop.pretrain.engine.ranks import join_process_group
     from multihop.pretrain.models.build import build_model_on_meta
     from multihop.pretrain.plan.assumed_batch import assumed_batch
 
+    disable_malloc_trim()  # as a rank does
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    ranks, found = join_process_group(), []
+    ranks, config = join_process_group(), config_of(family, size)
 
     def init(_: str, parameter: torch.Tensor) -> None:
         torch.nn.init.normal_(parameter, std=0.02)
 
-    for number, size in enumerate(sizes):
-        config = config_of(family, size)
-        batch = assumed_batch(config, 0, size[3], VOCABULARY)
-        engine = Engine(config, build_model_on_meta(config.model, VOCABULARY), ranks, size[3], init)
-        counts = {name: float(count) for name, count in batch.counts.items()}
+    batch = assumed_batch(config, 0, size[3], VOCABULARY)
+    engine = Engine(config, build_model_on_meta(config.model, VOCABULARY), ranks, size[3], init)
+    counts = {name: float(count) for name, count in batch.counts.items()}
 
-        def step(engine: Any = engine, batch: Any = batch, counts: Any = counts) -> None:
-            engine.forward_backward(batch, counts)
-            engine.step(1e-4)
+    def step() -> None:
+        engine.forward_backward(batch, counts)
+        engine.step(1e-4)
 
-        step()
-        seconds_of_steps(step, WARM_UP_S)
-        result: dict[str, Any] = {"seconds": statistics.median(seconds_of_steps(step, MEASURED_S))}
-        if names is not None:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-                for _ in range(PROFILED):
-                    step()
-            result["operations"] = seconds_by_name(profile.events(), set(names[number]))
-        engine.destroy()
-        found.append(result)
+    step()
+    seconds_of_steps(step, WARM_UP_S)
+    result: dict[str, Any] = {"seconds": statistics.median(seconds_of_steps(step, MEASURED_S))}
+    if names is not None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(PROFILED):
+                step()
+        result["operations"] = seconds_by_name(profile.events(), set(names))
+    engine.destroy()
     ranks.shutdown()
-    return found
+    return result
 
 
 def seconds_of_steps(step: Callable[[], None], least_s: float) -> list[float]:
@@ -186,19 +185,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.task:
         name, given = arguments.task
-        print(json.dumps({"count": count_operations, "measure": measure_steps}[name](*json.loads(given))))
+        print(json.dumps({"count": count_operations, "measure": measure_step}[name](*json.loads(given))))
         return
     sizes = [*FIRST, *OTHERS]
     costs, steps = {}, {}
     for family in arguments.families:
         costs[family] = in_a_process("count", family, sizes)
-        names = [list(each) for each in costs[family][: len(FIRST)]]
-        steps[family] = [
-            *in_a_process("measure", family, FIRST, names),
-            *in_a_process("measure", family, OTHERS, None),
-        ]
-        for step, again in zip(steps[family], in_a_process("measure", family, sizes, None), strict=True):
-            step["seconds"] = min(step["seconds"], again["seconds"])
+        steps[family] = []
+        for size, each in zip(sizes, costs[family], strict=True):
+            names = list(each) if size in FIRST else None
+            tries = [in_a_process("measure", family, size, given) for given in (names, None)]
+            steps[family].append(tries[0] | {"seconds": min(found["seconds"] for found in tries)})
         print(f"measured {family}", file=sys.stderr)
     first = range(len(FIRST))
     table = fit_table(
