@@ -121,7 +121,6 @@ def test_tasks_that_nobody_waits_for_and_that_do_not_end_are_killed(tmp_path: Pa
     wait_for(lambda: not psutil.pid_exists(int(process.name)))
 
 
-@pytest.mark.long
 def test_an_interrupt_that_is_lost_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_received", [])
     before = signal.getsignal(signal.SIGTERM)
@@ -138,6 +137,7 @@ def test_an_interrupt_that_is_lost_is_raised_again(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.long
 def test_tasks_interrupted_at_any_moment_do_not_end_the_driver() -> None:
     """Ray's driver exits if it cancels a task whose result arrives: without waiting for that, after 5 to 21 rounds."""
     tests = Path(__file__).parents[2]
