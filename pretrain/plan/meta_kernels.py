@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch.nn import functional
 
 from multihop.pretrain.engine.deepspeed_internals import replaced
 
-_GATES = {"lstm": 4, "gru": 3}
 _KEPT = {"lstm": 5, "gru": 6}
 """Values for each unit and position, padding included, that cuDNN keeps of a layer for the backward pass, the gates
 among them. The sizes printed in github.com/pytorch/pytorch/issues/2895, for four layers of width 320, are those of
@@ -23,7 +23,7 @@ def meta_kernels() -> Iterator[None]:
     """Replace these functions until the block ends."""
     with (
         replaced(functional, scaled_dot_product_attention=_fused_attention, ctc_loss=_ctc_loss),
-        replaced(torch._VF, lstm=_lstm, gru=_gru),
+        replaced(torch._VF, **{cell: partial(_run_recurrence, cell) for cell in _KEPT}),
     ):
         yield
 
@@ -74,30 +74,38 @@ def _ctc_loss(
 class _Recurrence(torch.autograd.Function):
     """Allocates and launches what cuDNN does for a layer in one or both directions.
 
-    In each pass a product and a kernel for all else of each time step; the products that need no state at once, before
-    or after all steps. torch copies the weights into one buffer, and their gradients are views of another one.
+    In both passes, each time step is one matrix product and one kernel for everything else. Products that need no state
+    are computed at once, before or after all steps. torch copies the weights into one buffer, and their gradients are
+    views of another one.
     """
 
     @staticmethod
-    def forward(ctx: Any, cell: str, batch_sizes: list[int], x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """tensors: the states, (D, S, W) each, then the four weights of each of the D directions."""
-        count = 2 if cell == "lstm" else 1
+    def forward(
+        ctx: Any, kept_values: int, batch_sizes: list[int], count: int, x: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The outputs (N, D * W) for x (N, I), and the last states.
+
+        Args:
+            kept_values: See `_KEPT`.
+            count: How many of `tensors` are states.
+            tensors: The states, (D, S, W) each, then the four weights of each of the D directions.
+        """
         states, weights = tensors[:count], tensors[count:]
         directions, sequences, width = states[0].shape
-        columns = _GATES[cell] * width
+        columns = len(weights[0])  # of all gates
         flat = torch.cat([weight.reshape(-1) for weight in weights])
         out = x.new_empty(len(x), directions * width)
-        reserved = _KEPT[cell] * width * sequences * len(batch_sizes)  # cuDNN knows the longest sequence alone
+        reserved = kept_values * width * sequences * len(batch_sizes)  # cuDNN knows the longest sequence alone
         kept = [x.new_empty(size) for size in (len(x) * columns, reserved - len(x) * columns) * directions]
         h, product = x.new_empty(sequences, width), x.new_empty(sequences, columns)
         for direction in range(directions):
             input_weight, state_weight = weights[4 * direction : 4 * direction + 2]
             gates = torch.mm(x, input_weight.T, out=kept[2 * direction].view(len(x), columns))
-            for start, stop in pairwise(_bounds(batch_sizes)):
+            for start, stop in pairwise(accumulate(batch_sizes, initial=0)):
                 step = torch.mm(h[: stop - start], state_weight.T, out=product[: stop - start])
                 gates[start:stop].add_(step)
         ctx.save_for_backward(x, flat, out, *kept, *tensors)  # torch saves the weights too, and copies them again
-        ctx.cell, ctx.batch_sizes, ctx.shapes = cell, batch_sizes, [weight.shape for weight in weights]
+        ctx.batch_sizes, ctx.shapes = batch_sizes, [weight.shape for weight in weights]
         ctx.states = count, (directions, sequences, width)
         return out, *(torch.empty_like(state) for state in states)
 
@@ -113,13 +121,14 @@ class _Recurrence(torch.autograd.Function):
         for direction in range(directions):
             input_weight, state_weight = weights[4 * direction : 4 * direction + 2]
             grad_gates, other = kept[2 * direction].view(len(x), -1), kept[2 * direction + 1]  # in the same memory
-            for start, stop in pairwise(_bounds(ctx.batch_sizes)):
+            for start, stop in pairwise(accumulate(ctx.batch_sizes, initial=0)):
                 grad_gates[start:stop].mul_(other[: stop - start, None])
                 torch.mm(grad_gates[start:stop], state_weight, out=product[: stop - start])
             torch.mm(grad_gates, input_weight, out=grad_x)
             torch.mm(grad_gates.T, x, out=grad_weights[4 * direction])
-            torch.mm(grad_gates.T, out[:, :width], out=grad_weights[4 * direction + 1])
-        return None, None, grad_x, *grad_states, *grad_weights
+            states = out[:, direction * width : (direction + 1) * width]
+            torch.mm(grad_gates.T, states, out=grad_weights[4 * direction + 1])
+        return None, None, None, grad_x, *grad_states, *grad_weights
 
 
 def _views(flat: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
@@ -127,14 +136,11 @@ def _views(flat: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _bounds(batch_sizes: list[int]) -> list[int]:
-    return list(accumulate(batch_sizes, initial=0))
-
-
-def _lstm(
+def _run_recurrence(
+    cell: str,
     x: Tensor,
     batch_sizes: Tensor,
-    states: Sequence[Tensor],
+    state: Tensor | Sequence[Tensor],
     weights: Sequence[Tensor],
     has_biases: bool,
     layers: int,
@@ -142,24 +148,8 @@ def _lstm(
     train: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, ...]:
-    """torch's function of that name for packed sequences, of one layer with biases and without dropout."""
+    """torch's function `lstm` or `gru` for packed sequences, of one layer with biases and without dropout."""
     assert has_biases and layers == 1 and not dropout
-    found: tuple[Tensor, ...] = _Recurrence.apply("lstm", batch_sizes.tolist(), x, *states, *weights)
-    return found
-
-
-def _gru(
-    x: Tensor,
-    batch_sizes: Tensor,
-    state: Tensor,
-    weights: Sequence[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, ...]:
-    """The same."""
-    assert has_biases and layers == 1 and not dropout
-    found: tuple[Tensor, ...] = _Recurrence.apply("gru", batch_sizes.tolist(), x, state, *weights)
+    states = [state] if isinstance(state, Tensor) else state
+    found: tuple[Tensor, ...] = _Recurrence.apply(_KEPT[cell], batch_sizes.tolist(), len(states), x, *states, *weights)
     return found
