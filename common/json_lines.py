@@ -8,6 +8,7 @@ warning that names the file and the byte. A trial whose row is lost in this way 
 import json
 import logging
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ def read_rows(path: Path) -> list[Row]:
     return list(RowFollower(path).read())
 
 
-def parse_rows(data: bytes) -> list[Row]:
-    """Return the rows in the bytes of a file, without an incomplete last line and lines that are not JSON objects."""
-    rows = (_parse(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
+def parse_rows(data: bytes, location: str) -> list[Row]:
+    """Return the rows in the bytes of the file at `location`, as `read_rows` does."""
+    lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    ends = accumulate(map(len, lines))
+    rows = (_parse(line, location, end) for line, end in zip(lines, ends, strict=True))
     return [row for row in rows if row is not None]
 
 
@@ -67,18 +70,18 @@ class RowFollower:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                row = _parse(line)
-                if row is None:
-                    log.warning(
-                        "%s: the line that ends at byte %d is not a JSON object; skipped", self._path, self._offset
-                    )
-                else:
+                row = _parse(line, self._path, self._offset)
+                if row is not None:
                     yield row
 
 
-def _parse(line: bytes) -> Row | None:
+def _parse(line: bytes, location: str | Path, end: int) -> Row | None:
+    """The row of a line that ends at a byte of a file; None, and a warning: it is not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+        row = None
+    if isinstance(row, dict):
+        return row
+    log.warning("%s: the line that ends at byte %d is not a JSON object; skipped", location, end)
+    return None

@@ -354,7 +354,8 @@ def audited_checkpoints(location: str) -> dict[tuple[int, str], str]:
     """
     if "://" in location:
         folder = open_folder(location)
-        rows = [] if folder.size(AUDITS) is None else parse_rows(folder.read_bytes(AUDITS, 2**30))
+        has_audits = folder.size(AUDITS) is not None
+        rows = parse_rows(folder.read_bytes(AUDITS, 2**30), f"{location}/{AUDITS}") if has_audits else []
     else:
         rows = read_rows(run_dir_of(location) / AUDITS)
     return {checkpoint_of(row): _verdict(row) for row in decisive_audits(rows)}
