@@ -5,8 +5,8 @@
 For a GPU the plan has a table of rates. Here such a table is measured, at three sizes of each family: what each kind of
 operation takes for a call, for a byte and for a floating-point operation. The steps of five other sizes are predicted
 with it. Two coefficients of each family are fitted to its steps at the first sizes: an overhead per call, mostly
-Python, and a scale for its operations' times. Each size is timed in two processes of its own, because a later engine
-of a process finds memory that an earlier one has freed; the faster median is used.
+Python, and a scale for its operations' times. Each size is timed in two processes of its own, because the
+updates of a process's later engines were slower; the faster median is used.
 """
 
 import argparse

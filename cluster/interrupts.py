@@ -1,7 +1,8 @@
 """Signals that stop a command: each raises KeyboardInterrupt in the main thread.
 
 Python runs a signal's handler in whatever Python code the main thread is in. If that was called by C code which clears
-exceptions, such as `PyObject_HasAttr`, the interrupt is lost, and nothing is printed. So what takes long asks for it.
+exceptions, such as `PyObject_HasAttr`, the interrupt is lost, and nothing is printed. So loops that run for long check
+for it.
 """
 
 import signal
