@@ -20,7 +20,9 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
+from multihop.common.errors import UserError
 from multihop.common.machine import cpu_model
+from multihop.data_prep.config import DataConfig
 from multihop.data_prep.dataset.manifest import read_data_manifest
 from multihop.data_prep.dataset.shards import open_dataset
 from multihop.pretrain.config import TrainingConfig
@@ -29,17 +31,17 @@ from multihop.pretrain.data.index import build_indexes
 from multihop.pretrain.data.loader import prefetch_batches
 from multihop.pretrain.models.families import FAMILIES
 from multihop.pretrain.objectives.config import OBJECTIVES
+from multihop.pretrain.objectives.ctc import check_targets
 
 LENGTHS = (128, 512)
 TOKENS = 65_536
 """Tokens of a batch, at most."""
 MEASURED: list[dict[str, Any]] = [
-    *({"name": name} for name, needs in OBJECTIVES.items() if not needs.target_fits_source),
+    *({"name": name} for name in OBJECTIVES),
     {"name": "mlm", "masking": "words"},
     {"name": "mlm", "masking": "spans"},
     {"name": "mlm+sop", "masking": "ngrams"},
 ]
-"""Objectives; that of CTC, whose targets must fit their sources, makes its batches as translation does."""
 COLUMNS = ("objective", "tokens a sample", "million tokens/s of CPU time", "from", "to", "of the clock", "receiving, %")
 
 
@@ -76,7 +78,14 @@ def main() -> None:
 def suits(data: Path, objective: str) -> bool:
     """Whether prepared data has what an objective needs."""
     manifest, needs = read_data_manifest(data), OBJECTIVES[objective]
-    return manifest.pairs == needs.reads_pairs and needs.special_tokens <= manifest.tokenizer.special_ids.keys()
+    if manifest.pairs != needs.reads_pairs or not needs.special_tokens <= manifest.tokenizer.special_ids.keys():
+        return False
+    if needs.target_fits_source:
+        try:
+            check_targets(open_dataset(data).train, "training", DataConfig.model_fields["max_bad_fraction"].default)
+        except UserError:
+            return False
+    return True
 
 
 def measure(objective: dict[str, Any], seq_len: int, data: Path, index: Path, steps: int) -> dict[str, float]:

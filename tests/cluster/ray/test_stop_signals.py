@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from workplace import make_workplace
 
 PROGRAM = """
 import os, sys
@@ -54,3 +55,35 @@ def test_an_interruption_that_a_library_turns_into_another_error_is_one(number: 
         75,
         "\nmultihop: stopped (TypeError: bad argument); rerun the same command to resume\n",
     )
+
+
+LOST = """
+import os, signal
+from pathlib import Path
+from multihop.cluster.cli.failures import exit_with
+from multihop.cluster.interrupts import interrupt_on_signals
+from multihop.cluster.runs.recipe import load_recipe
+from multihop.cluster.runs.stages import run_stages
+
+recipe, runs = load_recipe(Path("recipe.yaml"), []), Path("runs")
+run_stages(recipe, runs, ("prep",))
+interrupt_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    pass
+exit_with(lambda: run_stages(recipe, runs))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ranks
+def test_a_run_ends_before_its_next_stage_if_a_library_has_lost_an_interruption(texts: Path, tmp_path: Path) -> None:
+    make_workplace(tmp_path, texts, "lost", steps=2)
+    command = [sys.executable, "-c", LOST]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (
+        75,
+        ["multihop: stopped; rerun the same command to resume"],
+    ), done.stderr
+    assert not (tmp_path / "runs" / "lost" / "metrics.jsonl").exists()
