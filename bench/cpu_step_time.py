@@ -208,19 +208,21 @@ def main() -> None:
             np.array([predict(each, table), sum(amounts[0] for amounts in each.values())]) for each in costs[family]
         ]
         coefficients = fit([parts[i] for i in first], [steps[family][i]["seconds"] for i in first])
-        ratios = []
+        cells = []
         for i in range(len(FIRST), len(sizes)):
-            seconds = float(parts[i] @ coefficients)
-            ratios.append(seconds / steps[family][i]["seconds"])
-            results.append(
-                {"family": family, "size": sizes[i], "predicted_s": seconds, "measured_s": steps[family][i]["seconds"]}
-            )
-        errors += [abs(ratio - 1) for ratio in ratios]
-        print(f"{family:20s} " + "  ".join(f"{ratio:.2f}" for ratio in ratios))
+            seconds, measured = float(parts[i] @ coefficients), steps[family][i]["seconds"]
+            errors.append(abs(seconds / measured - 1))
+            cells.append(f"{1e3 * measured:,.0f} ({seconds / measured:.2f})")
+            results.append({"family": family, "size": sizes[i], "predicted_s": seconds, "measured_s": measured})
+        print(f"| {family} | {' | '.join(cells)} |")
     kinds = {name for family in costs for i in first for name in costs[family][i]}
     print(f"{len(kinds - table.keys())} of {len(kinds)} kinds of operations were only seen within others: ", end="")
     print(", ".join(sorted(kinds - table.keys())))
-    print(f"predicted over measured: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    within = sum(error <= 0.15 for error in errors)
+    print(
+        f"milliseconds (predicted over measured): {within} of {len(errors)} within 15 %, median error "
+        f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
+    )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"sizes": sizes, "results": results, "table": table}, indent=1))
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from datetime import date
@@ -58,7 +59,10 @@ def main() -> None:
     print("|---" * len(COLUMNS) + "|")
     for objective in MEASURED:
         folder = next((each for each in options.data if suits(each, objective["name"])), None)
-        for seq_len in LENGTHS if folder is not None else ():
+        if folder is None:
+            print(f"{' '.join(objective.values())}: not measured, none of the folders has data for it", file=sys.stderr)
+            continue
+        for seq_len in LENGTHS:
             with tempfile.TemporaryDirectory(prefix="read-batches-") as index:
                 found = [
                     measure(objective, seq_len, folder, Path(index), options.steps) for _ in range(options.repeats)

@@ -161,10 +161,10 @@ def show(measured: list[dict[str, Any]]) -> None:
     total = 0.0
     for stage in by_size[sizes[-1]]["wall_s"]:
         cost = {size: _cost(by_size[size], stage) for size in sizes}
-        exponent = 0.0 if stage in SAMPLED else 1.0
-        if len(sizes) > 1 and cost[sizes[-2]] > SHORT_S:
+        exponent = least = 0.0 if stage in SAMPLED else 1.0
+        if stage not in SAMPLED and len(sizes) > 1 and cost[sizes[-2]] > SHORT_S:
             exponent = math.log(cost[sizes[-1]] / cost[sizes[-2]]) / math.log(sizes[-1] / sizes[-2])
-        grown = (TERABYTE / sizes[-1]) ** (exponent if stage in SAMPLED else max(1.0, exponent))
+        grown = (TERABYTE / sizes[-1]) ** max(least, exponent)
         hours = cost[sizes[-1]] * grown / 3600
         total += hours
         each = " | ".join(f"{cost[size] / size * 1e9:.2f}" for size in sizes)

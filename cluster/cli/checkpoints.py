@@ -36,7 +36,9 @@ def verify_command(run: CheckpointsPath, runs: Runs = Path("runs"), as_json: AsJ
 
 @checkpoints_app.command("audit")
 def audit_command(
-    run: CheckpointsPath,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run name, run directory, or s3://BUCKET/PREFIX/NAME of a run.")
+    ],
     first: Annotated[
         int | None,
         typer.Option("--from", min=0, help="Step to train again from; 0: the start. Default: the one before --to."),
@@ -53,9 +55,11 @@ def audit_command(
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Prove a checkpoint by training its steps again. Exit code 1: bits differ, unless conditions have changed and the
+    """Verify a checkpoint by replaying its steps. Exit code 1: bits differ, unless conditions have changed and the
     differences are within rounding."""
     location = locate_run(run, runs)
+    if "://" not in location and not (Path(location) / "recipe.json").is_file():
+        raise UserError(f"{location} is not a run, because it has no recipe.json; give a run's name or directory")
     if "://" in location and address is not None:
         raise UserError(f"--address={address}: a run in an object store is audited on this machine; remove it")
     exit_with(lambda: show_audit(location, first, last, address, bisect, as_json), rerun_to="start over")

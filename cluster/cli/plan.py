@@ -79,10 +79,12 @@ def plan(
         float | None, typer.Option(metavar="GB", min=1, help="Memory of a GPU, if it is another or not known.")
     ] = None,
     gpu_tflops: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", min=1, help="Dense bf16 rate of a GPU that is not known.")
+        float | None,
+        typer.Option(metavar="TFLOPS", min=1, help="Dense bf16 rate of a GPU, if it is another or not known."),
     ] = None,
     gpu_bandwidth: Annotated[
-        float | None, typer.Option(metavar="GB/S", min=1, help="Memory bandwidth of a GPU that is not known.")
+        float | None,
+        typer.Option(metavar="GB/S", min=1, help="Memory bandwidth of a GPU, if it is another or not known."),
     ] = None,
     nodes: Annotated[
         int, typer.Option(min=1, metavar="M", help="Number of nodes that the largest number of GPUs is in.")
@@ -131,12 +133,14 @@ def plan(
             raise UserError(f"--probe measures one setting on this machine; remove {options}")
         _probe(loaded, _numbers(gpus or "1"), nodes, runs, price, as_json)
         return
-    kind = _gpu_of(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
+    kind = described_gpu(gpu, gpu_memory, gpu_tflops, gpu_bandwidth)
     numbers = _numbers(gpus or "8")
     if picture is not None and (picture.suffix not in _PICTURES or not picture.parent.is_dir()):
         raise UserError(f"--picture={picture} must be a {', '.join(_PICTURES)} file in a directory that exists")
     check_precision(loaded, kind)
     nodes_of = _nodes_of(numbers, nodes)
+    if nodes == 1 and network is not None:
+        raise UserError(f"--network={network:g} is the bandwidth between nodes; give their number as --nodes M")
     if nodes > 1 and network is None:
         raise UserError(f"--nodes={nodes} need the bandwidth between them; give it as --network GBIT")
     settings = [
@@ -235,20 +239,25 @@ def _draw(plans: list[dict[str, Any]], price: float | None, picture: Path | None
     draw(plans, price, picture)
 
 
-def _gpu_of(name: str, memory_gb: float | None, tflops: float | None, bandwidth_gb: float | None) -> "Gpu":
+def described_gpu(name: str, memory_gb: float | None, tflops: float | None, bandwidth_gb: float | None) -> "Gpu":
+    """The GPU of this name with the figures that are given; all its rates change in proportion to `tflops`.
+
+    Raises:
+        UserError: it is not known, and figures are missing.
+    """
     from multihop.common.gpus import GPUS, Gpu, gpu_named
 
     if not name.strip():
         raise UserError(f"--gpu={name!r} is empty; give a name")
     known = gpu_named(name)
     if known is not None:
+        ratio = 1.0 if tflops is None else tflops * 1e12 / known.flops
+        rates = ("flops", "fp32_flops", "achievable_flops", "attention_flops")
         return replace(
             known,
             memory=known.memory if memory_gb is None else memory_gb * GB,
             bandwidth=known.bandwidth if bandwidth_gb is None else bandwidth_gb * GB,
-            flops=known.flops if tflops is None else tflops * 1e12,
-            achievable_flops=known.achievable_flops if tflops is None else _ACHIEVABLE * tflops * 1e12,
-            attention_flops=known.attention_flops * (1.0 if tflops is None else tflops * 1e12 / known.flops),
+            **{name: ratio * getattr(known, name) for name in rates},
         )
     if memory_gb is None or tflops is None or bandwidth_gb is None:
         raise UserError(

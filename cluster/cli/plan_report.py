@@ -17,6 +17,8 @@ _MOST = 20.0
 """A run that takes so many times its work is not simulated further."""
 _FEWEST_FAILURES = 0.01
 """Below this expected number the failures of a run are not worth a line."""
+_SHORT_S = 120.0
+"""Below this an interval between saves is shown in seconds."""
 _FEWEST_OUTSIDE = 0.01
 """Below this share of the time its saves and held-out evaluations are not worth a line."""
 
@@ -111,9 +113,11 @@ def failures_line(found: dict[str, Any], gpus: int, price: float | None) -> str 
         return f"{head}It may not end within {_MOST:g} times its work: raise --store, or train on fewer nodes."
     low, middle, high = found["hours"]
     cost = "" if price is None else f", for {middle * gpus * price:,.0f}"
+    interval_s = found["save_interval_s"]
+    interval = f"{interval_s:,.0f} s" if interval_s < _SHORT_S else f"{interval_s / 60:,.0f} min"
     return (
-        f"{head}If it is saved every {found['save_interval_s'] / 60:,.0f} min ({found['checkpoint_bytes'] / GB:,.1f} "
-        f"GB), the run takes {middle:,.1f} h ({low:,.1f} to {high:,.1f}){cost}: a goodput of {found['goodput']:.1%}."
+        f"{head}If it is saved every {interval} ({found['checkpoint_bytes'] / GB:,.1f} GB), the run takes "
+        f"{middle:,.1f} h ({low:,.1f} to {high:,.1f}){cost}: a goodput of {found['goodput']:.1%}."
     )
 
 

@@ -442,7 +442,12 @@ def _changed_conditions(replay: Row, launches: list[Row], first: int, last: int)
     now = _conditions_of(replay)
     trained = [row for row in _launches_of(launches, first) if row["step"] < last]
     changed = [
-        (name, f"{name} was {value} from step {row['step']} on, is {now.get(name)}")
+        (
+            name,
+            f"versions were not recorded from step {row['step']} on"
+            if name == "versions"
+            else f"{name} was {value} from step {row['step']} on, is {now.get(name)}",
+        )
         for row in trained
         for name, value in _conditions_of(row).items()
         if value != now.get(name)

@@ -21,7 +21,7 @@ from multihop.cluster.ray.session import session_address
 from multihop.cluster.ray.watch import ranks_by_node
 from multihop.cluster.runs.audit import PARENT, PLACE, tag_audits
 from multihop.cluster.runs.resolved import ResolvedRun
-from multihop.common.errors import STOPPED, USER_ERROR, UserError
+from multihop.common.errors import STOPPED, UserError
 from multihop.common.files import make_folder
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.pretrain.checkpoint.verify import newest_step
@@ -171,7 +171,7 @@ class _Audits(threading.Thread):
             self._print(f"audit     {steps}: stopped; it will be retried")
         elif is_locked(self._folder / PLACE):
             self._print(f"audit     {steps}: another process audits the run; it will be retried")
-        elif child.returncode != USER_ERROR and due not in self._failed:  # a node or a store may be lost
+        elif due not in self._failed:  # a node or a store may be lost, or another audit has just ended
             self._failed.add(due)
             self._print(f"audit     {steps} failed, and will be retried once: see {log}")
         else:

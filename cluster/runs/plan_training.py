@@ -23,11 +23,11 @@ from multihop.common.files import sha256_json
 from multihop.common.gpus import USABLE, Gpu, gpu_named
 from multihop.common.json_lines import Row, append_row, read_rows
 from multihop.eval.report.render import duration
-from multihop.pretrain.plan.collectives import links_of
+from multihop.pretrain.plan.collectives import Links, links_of
 from multihop.pretrain.run.files import PLANS
 
 _GB = 1e9
-_KEY_VERSION = 3
+_KEY_VERSION = 4
 """Changes with what a plan computes."""
 _SECTIONS = {"model", "objective", "phases", "optimizer", "engine", "data"}
 """The sections of a recipe that a plan depends on, beside checkpoint.save_interval."""
@@ -72,10 +72,11 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
     gpu = weakest_gpu(kinds)
     least, most = recipe.cluster.worker_range
     ranks = max(least, min(most, sum(cluster.free_by_node)))
-    setting = {"links": asdict(links_of(gpu, ranks)), "engine": engine_setting(recipe)}
+    nodes = _count_nodes(ranks, cluster.free_by_node)
+    setting = {"links": asdict(assumed_links(gpu, ranks, nodes)), "engine": engine_setting(recipe)}
     data = None if run.data is None else run.data.fingerprint
     training = recipe.model_dump(mode="json", include=_SECTIONS)
-    key = sha256_json([_KEY_VERSION, training, recipe.checkpoint.save_interval, data, asdict(gpu), ranks])
+    key = sha256_json([_KEY_VERSION, training, recipe.checkpoint.save_interval, data, asdict(gpu), ranks, nodes])
     if last.get("key") == key:
         plans = last["phases"]
     else:
@@ -86,7 +87,7 @@ def _plan(run: ResolvedRun, cluster: ClusterGpus, last: Row) -> Row:
         "key": key,
         "gpus": list(cluster.names),
         "ranks": ranks,
-        "nodes": _count_nodes(ranks, cluster.free_by_node),
+        "nodes": nodes,
         "from_step": run.step,
         "usable_bytes": USABLE * gpu.memory,
         "caveats": caveats(recipe),
@@ -118,6 +119,12 @@ def weakest_gpu(kinds: list[Gpu]) -> Gpu:
     fields = [each for each in asdict(kinds[0]) if each != "name"]
     slowest = min(kinds, key=lambda kind: kind.achievable_flops)
     return replace(slowest, **{each: min(getattr(kind, each) for kind in kinds) for each in fields})
+
+
+def assumed_links(gpu: Gpu, ranks: int, nodes: int) -> Links:
+    """The links of ranks in so many nodes, which are assumed to have the bandwidth between them that GPUs have within
+    one."""
+    return replace(links_of(gpu, ranks, nodes), between_nodes=gpu.link)
 
 
 def _left_s(plan: dict[str, Any], steps: int) -> float | None:

@@ -26,9 +26,9 @@ from multihop.common.files import canonical_json
 from multihop.pretrain.engine.ranks import Ranks
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "pyarrow", "triton")
-_WORD_BYTES = 8
-_CHUNK = 2**22
-"""Integers that are summed at once; those of fewer than 64 bits are widened."""
+_WORD_BYTES = 4
+_CHUNK = 2**20
+"""Integers that are widened to 64 bits and summed at once."""
 _ROW = 1024
 """Integers in a row of the grid whose sums by row and by column give a checksum."""
 CHECKSUM_DIGITS = 8
@@ -44,12 +44,14 @@ class InconsistentStateError(RuntimeError):
 def fletcher(integers: Tensor) -> Tensor:
     """Fletcher's checksum (1982) of integers (n,), modulo 2^64: int64 (2,), on their device.
 
-    Their sum, which any single flipped bit changes; and the sum of each times its position from 1, which changes as
-    well if two changes cancel in the first, or two integers are exchanged.
+    Their sum, which any single flipped bit changes; and the sum of each times its position from 1. With integers of at
+    most 32 bits and fewer than 2^32 of them, this one changes as well if two flipped bits cancel in the first, or two
+    integers are exchanged. In integers of 64 bits, two flips of the highest one can cancel in both.
     """
     sums = torch.zeros(2, dtype=torch.int64, device=integers.device)
+    wide = torch.empty(min(_CHUNK, len(integers)), dtype=torch.int64, device=integers.device)
     for number, part in enumerate(integers.split(_CHUNK)):
-        total, weighted = _fletcher(part.long())
+        total, weighted = _fletcher(wide[: len(part)].copy_(part))
         sums += torch.stack([total, weighted + number * _CHUNK * total])
     return sums
 
@@ -67,9 +69,9 @@ def _fletcher(integers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def words(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor's elements, and zeros up to a whole word: int64 (n,). A view where that is possible."""
+    """The bytes of a tensor's elements, and zeros up to a whole word: int32 (n,). A view where that is possible."""
     if not tensor.numel():
-        return torch.zeros(0, dtype=torch.int64, device=tensor.device)
+        return torch.zeros(0, dtype=torch.int32, device=tensor.device)
     flat = tensor.detach().reshape(-1)
     if flat.stride(0) != 1:
         flat = flat.clone(memory_format=torch.contiguous_format)
@@ -78,7 +80,7 @@ def words(tensor: Tensor) -> Tensor:
         padded = content.new_zeros(len(content) + -len(content) % _WORD_BYTES)
         padded[: len(content)] = content
         content = padded
-    return content.view(torch.int64)
+    return content.view(torch.int32)
 
 
 def check_replicas(ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], facts: Mapping[str, Any], step: int) -> None:

@@ -85,7 +85,7 @@ class Outcome:
     """Time of the pauses of saves."""
 
     def goodput(self, work_s: float) -> float:
-        """The share of the time that a run without failures and saves would have taken."""
+        """The time that the run would have taken without failures and saves, divided by the time that it took."""
         return work_s / self.seconds
 
 

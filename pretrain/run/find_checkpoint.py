@@ -52,9 +52,10 @@ def find_checkpoint(path: str, step: int | None = None) -> FoundCheckpoint:
 
 
 def run_dir_of(path: str) -> Path:
-    """The run's directory, which contains its data: `path`, or a parent of it."""
+    """The run's directory, which contains its recipe or its data: `path`, or a parent of it."""
     folder = Path(path).absolute()
-    return next((each for each in (folder, *folder.parents[:2]) if (each / "data").exists()), folder)
+    places = (folder, *folder.parents[:2])
+    return next((each for each in places if (each / "recipe.json").is_file() or (each / "data").exists()), folder)
 
 
 def checkpoints_at(path: str) -> str:

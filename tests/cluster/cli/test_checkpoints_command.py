@@ -153,6 +153,11 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
         assert "holds no checkpoints; give a run's directory" in str(result.exception)
 
 
+def test_only_a_run_is_audited(run: Path) -> None:
+    result = invoke("audit", str(run / "checkpoints"))
+    assert "is not a run, because it has no recipe.json; give a run's name or directory" in str(result.exception)
+
+
 def test_average(tmp_path: Path) -> None:
     for step, value in ((1, 100.0), (2, 1.0), (3, 2.0), (4, 6.0)):
         save(tmp_path / "checkpoints", step, value)

@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from workplace import begin, ended, wait_for
 
 from multihop.cluster.cli.main import app
+from multihop.cluster.cli.plan import described_gpu
+from multihop.cluster.cli.plan_report import failures_line
 from multihop.common.errors import FAILED, UserError
+from multihop.common.gpus import GPUS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 ONE_PHASE = "phases=[{seq_len: 64, global_batch_size: 64, steps: 1000}]"
@@ -252,11 +255,31 @@ def test_a_planning_process_that_is_killed_is_reported(recipe: Path) -> None:
     assert "multihop: the planning process ended with exit code -9; see its messages above\n" in output
 
 
+def test_a_known_gpu_with_other_figures() -> None:
+    known = GPUS["A100 80GB"]
+    assert described_gpu("A100-80", None, 312, None) == known
+    faster = described_gpu("A100-80", 90, 624, 3000)
+    assert faster.achievable_flops == 2 * known.achievable_flops and faster.fp32_flops == 2 * known.fp32_flops
+    assert (faster.memory, faster.bandwidth) == (90e9, 3000e9)
+
+
+def test_a_short_interval_between_saves_is_in_seconds() -> None:
+    found = {
+        "failures_per_1000_node_days": 5.0, "failures": 20.0, "repair_h": 4.0, "is_elastic": True,
+        "hours": [1.0, 2.0, 3.0], "save_interval_s": 19.6, "checkpoint_bytes": 18.7e9, "goodput": 0.9,
+    }  # fmt: skip
+    assert "If it is saved every 20 s (18.7 GB), " in str(failures_line(found, 1024, None))
+    assert "If it is saved every 3 min (18.7 GB), " in str(
+        failures_line(found | {"save_interval_s": 180.0}, 1024, None)
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--gpu", "Voodoo"], "--gpu=Voodoo is not known; give one of B200"),
         (["--gpus", "8", "--nodes", "2"], "--network GBIT"),
+        (["--network", "400"], "--network=400 is the bandwidth between nodes; give their number as --nodes M"),
         (["--gpus", "9", "--nodes", "2", "--network", "400"], "--gpus=9 cannot be divided among --nodes=2"),
         (
             ["--gpus", "13,32", "--nodes", "4", "--network", "400"],

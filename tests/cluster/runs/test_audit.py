@@ -337,6 +337,9 @@ def test_weights_that_rounding_alone_moves_are_judged_by_their_size_alone() -> N
 
 
 def test_rows_of_audits_are_listed_in_words(tmp_path: Path) -> None:
+    run = tmp_path / "data"  # a name for which a run's parent looks like a run
+    run.mkdir()
+    (run / "recipe.json").write_text("{}")
     states = {"first_different": None}
     rows: dict[str, dict[str, Any]] = {
         "audited": {"is_equal": True, "conditions": []},
@@ -348,11 +351,11 @@ def test_rows_of_audits_are_listed_in_words(tmp_path: Path) -> None:
     }
     other = {"is_equal": False, "conditions": ["torch"], "states": states, "first": 1, "last": 2}
     for verdict, row in rows.items():
-        append_row(tmp_path / AUDITS, {**other, **row, "of": verdict})
+        append_row(run / AUDITS, {**other, **row, "of": verdict})
     without = {key: value for key, value in other.items() if key != "states"}  # of an older version
-    append_row(tmp_path / AUDITS, {**without, **rows["audited"], "of": "audited"})
-    assert audited_checkpoints(str(tmp_path)) == {(2, verdict): verdict for verdict in rows}
-    found = audits_of(tmp_path)
+    append_row(run / AUDITS, {**without, **rows["audited"], "of": "audited"})
+    assert audited_checkpoints(str(run)) == {(2, verdict): verdict for verdict in rows}
+    found = audits_of(run)
     assert [row.get("rounding") for row in found[:-1]] == [row.get("rounding") for row in rows.values()]
     assert found[-1]["first_different_step"] is None
 

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from multihop.cluster.cli.main import app
 from multihop.cluster.ray.gpus import ClusterGpus
-from multihop.cluster.runs.plan_training import kinds_of, summary_of, weakest_gpu
+from multihop.cluster.runs.plan_training import assumed_links, kinds_of, summary_of, weakest_gpu
 from multihop.common.errors import UserError
+from multihop.common.gpus import GPUS
 from multihop.common.json_lines import read_rows
+from multihop.pretrain.plan.outside_steps import host_rate
 
 
 def row(*phases: dict[str, Any], nodes: int = 1) -> dict[str, Any]:
@@ -52,6 +54,13 @@ def test_of_several_kinds_each_rate_and_the_memory_are_the_least() -> None:
         kinds_of(ClusterGpus((8, 8), ("NVIDIA L40S", "NVIDIA Unheard-of"), ()))
     with pytest.raises(UserError, match="no names of GPUs on b: no answer"):
         kinds_of(ClusterGpus((8, 8), ("NVIDIA L40S",), ("b: no answer",)))
+
+
+def test_ranks_share_the_memory_of_their_own_host_alone() -> None:
+    gpu = GPUS["H100"]
+    one, eight = assumed_links(gpu, 8, 1), assumed_links(gpu, 64, 8)
+    assert one.bus_bandwidth == eight.bus_bandwidth == gpu.link
+    assert host_rate(gpu, one, 1.0) == host_rate(gpu, eight, 1.0) < host_rate(gpu, assumed_links(gpu, 1, 1), 1.0)
 
 
 @pytest.fixture
