@@ -1,6 +1,7 @@
 """The largest micro-batch that fits into the memory of a GPU, for a phase of a recipe and a number of ranks."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from multihop.pretrain.objectives.batch import Batch
 from multihop.pretrain.plan.assumed_batch import assumed_batch
 from multihop.pretrain.plan.prepared_batch import count_heldout, prepared_batch
 from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
+from multihop.pretrain.run.throughput import step_flops
 
 _TRACED_TOKENS = 4096
 """Tokens of the smaller of the two micro-batches whose memory is extrapolated."""
@@ -52,6 +54,22 @@ def global_samples(phase: PhaseConfig) -> int:
     """Samples of a step over all ranks; of steps by tokens, pairs whose sides are as long as the phase allows."""
     tokens = phase.global_batch_tokens
     return phase.global_batch_size if tokens is None else max(1, tokens // phase.seq_len)
+
+
+def seconds_of_steps(phase: PhaseConfig, step_s: Callable[[float], float]) -> float:
+    """Seconds of all steps of a phase.
+
+    Args:
+        step_s: seconds of a step with a share of the phase's samples.
+    """
+    size = global_samples(phase)
+    ramp = sum(each.steps * step_s(each.global_batch_size / size) for each in phase.batch_ramp)
+    return ramp + (phase.steps - sum(each.steps for each in phase.batch_ramp)) * step_s(1.0)
+
+
+def prepared_paths(prepared: Sequence[str] | None) -> tuple[Path, Path] | None:
+    """The directories of prepared data and of its indexes, of a request in JSON."""
+    return None if prepared is None else (Path(prepared[0]), Path(prepared[1]))
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,17 @@ class RankPlan:
         """Tokens of a step on a rank, of micro-batches of this mean number of tokens."""
         # The last one of a step may have fewer samples; those of prepared data were counted with it.
         return mean_tokens * (self.share / samples if self.prepared is None else math.ceil(self.share / samples))
+
+    def tokens_and_flops(self, step_tokens: float, batch: Batch) -> tuple[float, float]:
+        """Tokens and floating-point operations of a step of all ranks.
+
+        Args:
+            step_tokens: tokens of a step on a rank.
+            batch: a micro-batch, whose operations for a token are those of all.
+        """
+        tokens = step_tokens / self.share * global_samples(self.config.phases[self.phase])
+        flops = step_flops(self.config.model, self.vocabularies.output, batch) / batch.tokens * tokens
+        return tokens, flops
 
     def largest(self, limit: float) -> Fit:
         """The largest micro-batch whose memory is within a limit in bytes; the recipe's if it sets a number."""

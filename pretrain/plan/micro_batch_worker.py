@@ -16,14 +16,13 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
 from multihop.common.errors import UserError
 from multihop.pretrain.config import TrainingConfig
 from multihop.pretrain.engine.micro_batch import Request
-from multihop.pretrain.plan.fit import RankPlan, Vocabularies
+from multihop.pretrain.plan.fit import RankPlan, Vocabularies, prepared_paths
 
 
 def main() -> None:
     request: Request = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
     logging.disable(logging.WARNING)
-    prepared = None if request["prepared"] is None else (Path(request["prepared"][0]), Path(request["prepared"][1]))
     output, source = request["vocabularies"]
     assert output is not None
     shards = request.get("shard_requests")
@@ -33,7 +32,7 @@ def main() -> None:
         request["world_size"],
         Vocabularies(output, source),
         request["device"],
-        prepared,
+        prepared_paths(request["prepared"]),
         Path(shards) if shards else None,
     )
     try:

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from multihop.pretrain.engine.micro_batch import DTYPES, largest_micro_batch, us
 from multihop.pretrain.engine.ranks import Ranks, join_process_group
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.objectives.batch import Batch
-from multihop.pretrain.plan.fit import RankPlan, Vocabularies, global_samples
-from multihop.pretrain.run.throughput import peak_rate, step_flops
+from multihop.pretrain.plan.fit import RankPlan, Vocabularies, prepared_paths, seconds_of_steps
+from multihop.pretrain.run.throughput import peak_rate
 
 STEPS = 20
 _WARM_UP = 3
@@ -92,10 +91,9 @@ def main() -> None:
 def _probe(
     config: TrainingConfig, phase: int, request: dict[str, Any], ranks: Ranks, ranks_on_host: int, rate: float
 ) -> dict[str, Any]:
-    prepared = None if request["prepared"] is None else (Path(request["prepared"][0]), Path(request["prepared"][1]))
     device: DeviceType = "cuda" if ranks.device.type == "cuda" else "cpu"
     vocabularies = Vocabularies(*request["vocabularies"])
-    plan = RankPlan(config, phase, request["world_size"], vocabularies, device, prepared)
+    plan = RankPlan(config, phase, request["world_size"], vocabularies, device, prepared_paths(request["prepared"]))
     limit = usable_bytes(ranks.device, ranks_on_host)
     found = largest_micro_batch(
         {
@@ -114,7 +112,7 @@ def _probe(
     batch, mean_tokens = plan.micro_batch(samples)
     seconds = _measure(plan, batch, samples, ranks)
     step_tokens = plan.step_tokens(samples, mean_tokens)
-    section, size = config.phases[phase], global_samples(config.phases[phase])
+    section = config.phases[phase]
 
     # A rank updates its own part of the parameters.
     updated = 1 / request["world_size"] if config.engine.zero_stage else 1.0
@@ -123,10 +121,7 @@ def _probe(
         return seconds.of_step(share * step_tokens / batch.tokens, updated)
 
     low, middle, high = of_share(1.0)
-    ramp = [(each.steps, of_share(each.global_batch_size / size)) for each in section.batch_ramp]
-    full_steps = section.steps - sum(each.steps for each in section.batch_ramp)
-    tokens = step_tokens / plan.share * size
-    flops = step_flops(config.model, vocabularies.output, batch) / batch.tokens * tokens
+    tokens, flops = plan.tokens_and_flops(step_tokens, batch)
     peak = peak_rate(ranks.device, config.engine.precision, rate) * request["world_size"]
     return {
         "seq_len": section.seq_len,
@@ -135,7 +130,7 @@ def _probe(
         "bytes": found["bytes"],
         "limit_bytes": limit,
         "step_s": [low, middle, high],
-        "phase_s": [full_steps * [low, middle, high][q] + sum(n * took[q] for n, took in ramp) for q in range(3)],
+        "phase_s": [seconds_of_steps(section, lambda share, q=q: of_share(share)[q]) for q in range(3)],
         "tokens_per_s": tokens / middle,
         "mfu": flops / middle / peak,
         "steps": section.steps,

@@ -10,7 +10,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported
@@ -22,7 +21,7 @@ from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.models.build import build_model_on_meta
 from multihop.pretrain.objectives.read_rates import read_tokens_per_s
 from multihop.pretrain.plan.collectives import Links
-from multihop.pretrain.plan.fit import Fit, RankPlan, Vocabularies, global_samples
+from multihop.pretrain.plan.fit import Fit, RankPlan, Vocabularies, prepared_paths, seconds_of_steps
 from multihop.pretrain.plan.outside_steps import (
     Saves,
     checkpoint_bytes,
@@ -35,7 +34,6 @@ from multihop.pretrain.plan.outside_steps import (
     whole_step,
 )
 from multihop.pretrain.plan.step_time import efficiency_of, evaluation_time, step_parts
-from multihop.pretrain.run.throughput import step_flops
 
 
 def main() -> None:
@@ -66,10 +64,7 @@ def _plans(request: dict[str, Any], settings: dict[str, Any]) -> Iterator[dict[s
     """A plan of each phase, or an `error`; `micro_batch` is `engine.micro_batch_size`, which may be "auto"."""
     engine, links = settings["engine"], Links(**settings["links"])
     recipe = {**request["recipe"], "engine": {**request["recipe"]["engine"], **engine}}
-    config, prepared = TrainingConfig.model_validate(recipe), None
-    if request["prepared"] is not None:
-        data, index = map(Path, request["prepared"])
-        prepared = data, index
+    config, prepared = TrainingConfig.model_validate(recipe), prepared_paths(request["prepared"])
     run = _Run(config, Gpu(**request["gpu"]), links, Vocabularies(*request["vocabularies"]), request["store"])
     for phase in range(len(config.phases)):
         plan = RankPlan(config, phase, links.ranks, run.vocabularies, prepared=prepared)
@@ -115,17 +110,13 @@ class _Run:
         fit, config, phase = plan.largest(limit_bytes), self._config, self._config.phases[plan.phase]
         if plan.phase == 0:
             self._evaluation_s = self._seconds_of_evaluation(plan, fit)
-        first, size = sum(steps for steps, _ in self._phases), global_samples(phase)
+        first = sum(steps for steps, _ in self._phases)
         seconds, limited_by = self._time_of_step(plan, fit, 1.0)
-        ramp = sum(
-            each.steps * self._time_of_step(plan, fit, each.global_batch_size / size)[0] for each in phase.batch_ramp
-        )
-        phase_s = ramp + (phase.steps - sum(each.steps for each in phase.batch_ramp)) * seconds
+        phase_s = seconds_of_steps(phase, lambda share: self._time_of_step(plan, fit, share)[0])
         total = total_steps(config.phases)
         eval_s = count_evaluations(first, phase.steps, config.engine.eval_interval, total) * self._evaluation_s
         self._phases.append((phase.steps, phase_s + eval_s))
-        tokens = fit.step_tokens / plan.share * size
-        flops = step_flops(config.model, plan.vocabularies.output, fit.batch) / fit.batch.tokens * tokens
+        tokens, flops = plan.tokens_and_flops(fit.step_tokens, fit.batch)
         peak = self._gpu.fp32_flops if config.engine.precision == "fp32" else self._gpu.flops
         speed = {
             "step_s": seconds,

@@ -20,8 +20,10 @@ from multihop.pretrain.plan.rank_trace import RankTrace, trace_rank
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 VOCABULARY, SAMPLES = 1000, 4
-BOUND = 0.025
+BOUND = 0.005
 """Largest relative difference of the planned bytes."""
+LARGER_BOUNDS = {"ctc-encoder": 0.02, "bert-4-3-fp32": 0.025}
+"""The same for cases whose names begin so."""
 CASES = [
     ("bert", 1, 0, "fp32", "none", "lamb", "none"),
     ("modernbert", 2, 1, "bf16", "none", "muon", "none"),
@@ -164,7 +166,8 @@ def check_bytes(content: dict[str, Any], ranks: RankPool, name: str, table: Tabl
     ours = {"between": trace.between_steps, **trace.peaks}
     ratios = {part: sum(ours[part].values()) / size for part, size in real.items()}
     table(f"{name}: " + ", ".join(f"{part} {ratio - 1:+.1%}" for part, ratio in ratios.items()))
-    assert all(abs(ratio - 1) <= BOUND for ratio in ratios.values()), ratios
+    bound = next((larger for case, larger in LARGER_BOUNDS.items() if name.startswith(case)), BOUND)
+    assert all(abs(ratio - 1) <= bound for ratio in ratios.values()), ratios
 
 
 def test_more_ranks_hold_less_of_what_is_partitioned() -> None:
