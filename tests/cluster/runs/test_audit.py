@@ -450,15 +450,15 @@ def test_a_run_audits_its_checkpoints(texts: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_where_the_cluster_has_room_it_audits_beside_the_training(texts: Path, tmp_path: Path) -> None:
     make_workplace(tmp_path, texts, "small", 100_000)
-    keys = "cluster.workers=1", "checkpoint.save_interval=200", "checkpoint.audit.every=200"
+    keys = "cluster.workers=1", "checkpoint.save_interval=50", "checkpoint.audit.every=50"
     command = begin(tmp_path, "train", "recipe.yaml", *keys)
     run = tmp_path / "runs" / "small"
     wait_for((run / "audits.jsonl").exists, tmp_path, command)
     command.send_signal(signal.SIGINT)
     printed = ended(tmp_path, command, 75)
-    assert "audit     steps 1 to 200: equal, bit for bit" in printed
+    assert "audit     steps 1 to 50: equal, bit for bit" in printed
     (first, *_) = json_lines(run / "audits.jsonl")
-    assert (first["first"], first["last"], first["is_equal"]) == (0, 200, True)
+    assert (first["first"], first["last"], first["is_equal"]) == (0, 50, True)
     assert max(row["step"] for row in json_lines(run / "metrics.jsonl")) < 100_000
 
 

@@ -44,12 +44,12 @@ def driver(code: str, run_dir: Path, url: str) -> "subprocess.Popen[bytes]":
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_each_run_has_its_metrics_and_trials_once(tracking: Tracking, tmp_path: Path) -> None:
-    names, url = ("a", "b", "c"), tracking.server.url
+    names, url = ("first", "second", "shared"), tracking.server.url  # other tests' runs in the server have other names
     for name in names:
         (tmp_path / name).mkdir()
-    shared = start(tmp_path / "c", url)
-    drivers = [driver(DRIVER, tmp_path / name, url) for name in names[:2]] + [driver(BESIDE, tmp_path / "c", url)]
-    append(tmp_path / "c", *(row(step, 1.0 / step) for step in range(1, 50)))
+    shared = start(tmp_path / "shared", url)
+    drivers = [driver(DRIVER, tmp_path / name, url) for name in names[:2]] + [driver(BESIDE, tmp_path / "shared", url)]
+    append(tmp_path / "shared", *(row(step, 1.0 / step) for step in range(1, 50)))
     follow_once(shared)
     assert [each.wait() for each in drivers] == [0, 0, 0]
     shared.close("trained")
