@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,10 +118,12 @@ def _probe(
     # A rank updates its own part of the parameters.
     updated = 1 / request["world_size"] if config.engine.zero_stage else 1.0
 
-    def of_share(share: float) -> list[float]:
-        return seconds.of_step(share * step_tokens / batch.tokens, updated)
+    def quantile_of(number: int, share: float) -> float:
+        return seconds.of_step(share * step_tokens / batch.tokens, updated)[number]
 
-    low, middle, high = of_share(1.0)
+    numbers = range(len(_QUANTILES))
+    step_s = [quantile_of(number, 1.0) for number in numbers]
+    middle = step_s[1]
     tokens, flops = plan.tokens_and_flops(step_tokens, batch)
     peak = peak_rate(ranks.device, config.engine.precision, rate) * request["world_size"]
     return {
@@ -129,8 +132,8 @@ def _probe(
         "micro_batches": math.ceil(plan.share / samples),
         "bytes": found["bytes"],
         "limit_bytes": limit,
-        "step_s": [low, middle, high],
-        "phase_s": [seconds_of_steps(section, lambda share, q=q: of_share(share)[q]) for q in range(3)],
+        "step_s": step_s,
+        "phase_s": [seconds_of_steps(section, partial(quantile_of, number)) for number in numbers],
         "tokens_per_s": tokens / middle,
         "mfu": flops / middle / peak,
         "steps": section.steps,
