@@ -123,7 +123,7 @@ def _probe(
 
     numbers = range(len(_QUANTILES))
     step_s = [quantile_of(number, 1.0) for number in numbers]
-    middle = step_s[1]
+    _, middle, _ = step_s
     tokens, flops = plan.tokens_and_flops(step_tokens, batch)
     peak = peak_rate(ranks.device, config.engine.precision, rate) * request["world_size"]
     return {
