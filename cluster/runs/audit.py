@@ -33,7 +33,7 @@ from multihop.pretrain.checkpoint.manifest import MANIFEST as CHECKPOINT_MANIFES
 from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
 from multihop.pretrain.checkpoint.owner import IDENTITY
 from multihop.pretrain.checkpoint.reader import CheckpointReader
-from multihop.pretrain.checkpoint.verify import list_steps, verify
+from multihop.pretrain.checkpoint.verify import committed_steps, verify
 from multihop.pretrain.data.phases import total_steps
 from multihop.pretrain.engine.micro_batch import CACHE_FILE
 from multihop.pretrain.engine.replicas import CHECKSUM_DIGITS
@@ -402,13 +402,7 @@ def _merged(tree: Any, changes: Any) -> Any:
 
 def steps_to_replay(checkpoints: str, first: int | None, last: int | None) -> tuple[int, int]:
     """The steps to replay from and to; raises UserError if there are no such checkpoints."""
-    steps = []
-    for step in list_steps(checkpoints):
-        try:
-            read_checkpoint_manifest(folder_of_step(checkpoints, step))
-        except UserError:
-            continue  # never committed, or damaged
-        steps.append(step)
+    steps = sorted(committed_steps(checkpoints))
     shown = ", ".join(map(str, steps)) or "none"
     if last is None:
         last = steps[-1] if steps else None

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import islice
 from math import prod
 
 import torch
 from torch import Tensor
 
 from multihop.common.errors import UserError
-from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step, read_checkpoint_manifest
+from multihop.pretrain.checkpoint.manifest import CheckpointManifest, folder_of_step
 from multihop.pretrain.checkpoint.reader import CheckpointReader
-from multihop.pretrain.checkpoint.verify import list_steps, verify
+from multihop.pretrain.checkpoint.verify import committed_steps, verify
 
 
 def newest_committed(checkpoints: str, count: int) -> list[str]:
@@ -19,20 +20,13 @@ def newest_committed(checkpoints: str, count: int) -> list[str]:
     Raises:
         UserError: There are fewer.
     """
-    locations: list[str] = []
-    for step in reversed(list_steps(checkpoints)):
-        location = folder_of_step(checkpoints, step)
-        try:
-            read_checkpoint_manifest(location)
-        except ValueError:  # never committed, or damaged: `verify` would reject it
-            continue
-        locations.append(location)
-        if len(locations) == count:
-            return locations[::-1]
-    raise UserError(
-        f"{checkpoints} has {len(locations)} committed checkpoints, and --last {count} needs more; set checkpoint.keep "
-        "to as many as are averaged, and checkpoint.save_interval so that they are saved often enough"
-    )
+    steps = list(islice(committed_steps(checkpoints), count))
+    if len(steps) < count:
+        raise UserError(
+            f"{checkpoints} has {len(steps)} committed checkpoints, and --last {count} needs more; set checkpoint.keep "
+            "to as many as are averaged, and checkpoint.save_interval so that they are saved often enough"
+        )
+    return [folder_of_step(checkpoints, step) for step in reversed(steps)]
 
 
 def average(locations: Sequence[str]) -> tuple[CheckpointManifest, dict[str, Tensor]]:

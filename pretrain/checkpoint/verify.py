@@ -4,7 +4,7 @@ This is for a single process; in `verify_shared` the ranks of a run share the wo
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -100,15 +100,19 @@ def list_steps(checkpoints: str) -> list[int]:
     return sorted(step for step in steps if step is not None)
 
 
-def newest_step(checkpoints: str) -> int | None:
-    """The newest step whose manifest is valid; its files are not read."""
+def committed_steps(checkpoints: str) -> Iterator[int]:
+    """The steps whose manifest is valid, newest first; their files are not read."""
     for step in reversed(list_steps(checkpoints)):
         try:
             read_checkpoint_manifest(folder_of_step(checkpoints, step))
-        except ValueError:
+        except ValueError:  # never committed, or damaged
             continue
-        return step
-    return None
+        yield step
+
+
+def newest_step(checkpoints: str) -> int | None:
+    """The newest step whose manifest is valid; its files are not read."""
+    return next(committed_steps(checkpoints), None)
 
 
 def newest_good(checkpoints: str) -> tuple[CheckpointManifest | None, list[str]]:
