@@ -5,21 +5,27 @@
 For a GPU the plan has a table of rates. Here such a table is measured, at three sizes of each family: what each kind of
 operation takes for a call, for a byte and for a floating-point operation. The steps of five other sizes are predicted
 with it. Two coefficients of each family are fitted to its steps at the first sizes: an overhead per call, mostly
-Python, and a scale for its operations' times. Each size is timed in two processes of its own, because the
-updates of a process's later engines were slower; the faster median is used.
+Python, and a scale for its operations' times.
+
+On a shared machine the same step can take half as long again for seconds or minutes, while others use the memory and
+the caches. So a fixed reference, forward and backward of one Transformer layer, runs before and after each step, about
+as long as the step, and steps are measured as multiples of it. Every size is measured once in each of several rounds,
+which are minutes apart, and the median counts; the seconds are those multiples of the reference's median. Each
+measurement has a process of its own, because the updates of a process's later engines were slower.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +35,8 @@ OTHERS = [(96, 3, 96, 8), (128, 2, 64, 16), (192, 4, 64, 8), (256, 2, 128, 8), (
 """Hidden size, layers, sequence length and sequences of the sizes that are measured for the table, and of those that
 are predicted."""
 VOCABULARY = 4000
-WARM_UP_S, MEASURED_S, MIN_STEPS, PROFILED = 0.3, 1.0, 9, 3
+WARM_UP_S, MEASURED_S, MIN_STEPS, PROFILED = 0.3, 1.5, 7, 3
+Result = TypeVar("Result")
 Size = tuple[int, int, int, int]
 Costs = dict[str, list[float]]
 """Calls, bytes and floating-point operations of each kind of operation."""
@@ -73,7 +80,10 @@ def count_operations(family: str, sizes: list[Size]) -> list[Costs]:
 
 
 def measure_step(family: str, size: Size, names: list[str] | None) -> dict[str, Any]:
-    """Return the median seconds of a step, and the seconds of each kind of operation if `names` has the kinds."""
+    """Return the time of a step, and of each kind of operation if `names` has the kinds, relative to the reference.
+
+    `reference_s` of the result has the reference's seconds, and `step` and `operations` are multiples of it.
+    """
     import torch
 
     from multihop.common.machine import disable_malloc_trim
@@ -99,26 +109,59 @@ def measure_step(family: str, size: Size, names: list[str] | None) -> dict[str, 
         engine.step(1e-4)
 
     step()
-    seconds_of_steps(step, WARM_UP_S)
-    result: dict[str, Any] = {"seconds": statistics.median(seconds_of_steps(step, MEASURED_S))}
+    reference = make_reference()
+    step_s = min(repeat(lambda: seconds_of(step), WARM_UP_S))
+    reference_s = min(repeat(lambda: seconds_of(reference), WARM_UP_S))
+    times = max(1, round(step_s / reference_s))
+
+    def seconds_of_reference() -> float:
+        return seconds_of(lambda: [reference() for _ in range(times)]) / times
+
+    references, ratios = [seconds_of_reference()], []
+    for seconds in repeat(lambda: (seconds_of(step), seconds_of_reference()), MEASURED_S):
+        ratios.append(2 * seconds[0] / (references[-1] + seconds[1]))
+        references.append(seconds[1])
+    result: dict[str, Any] = {"step": statistics.median(ratios), "reference_s": statistics.median(references)}
     if names is not None:
+        before = [seconds_of_reference() for _ in range(PROFILED)]
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             for _ in range(PROFILED):
                 step()
-        result["operations"] = seconds_by_name(profile.events(), set(names))
+        around = statistics.mean(before + [seconds_of_reference() for _ in range(PROFILED)])
+        seconds_by_kind = seconds_by_name(profile.events(), set(names))
+        result["operations"] = {name: seconds / around for name, seconds in seconds_by_kind.items()}
     engine.destroy()
     ranks.shutdown()
     return result
 
 
-def seconds_of_steps(step: Callable[[], None], least_s: float) -> list[float]:
-    """Return the seconds of each of MIN_STEPS steps, and of more until all together took `least_s`."""
-    taken: list[float] = []
-    while len(taken) < MIN_STEPS or sum(taken) < least_s:
-        began = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - began)
-    return taken
+def make_reference() -> Callable[[], None]:
+    """Return the work that steps are compared with: products, elementwise operations and Python, as in a step."""
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(128, 2, 512, batch_first=True)
+    hidden, large = torch.randn(8, 64, 128), torch.randn(1_000_000)
+
+    def reference() -> None:
+        layer(hidden).sum().backward()
+        large.mul(1.1).add(large).sum()
+
+    return reference
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def repeat(call: Callable[[], Result], least_s: float) -> Iterator[Result]:
+    """Yield the results of MIN_STEPS calls, and of more until `least_s` have passed."""
+    began, calls = time.perf_counter(), 0
+    while calls < MIN_STEPS or time.perf_counter() - began < least_s:
+        yield call()
+        calls += 1
 
 
 def seconds_by_name(events: Any, names: set[str]) -> dict[str, float]:
@@ -164,14 +207,20 @@ def predict(costs: Costs, table: dict[str, list[float]]) -> float:
     return sum(float(np.dot(amounts, table[name])) for name, amounts in costs.items() if name in table)
 
 
-def in_a_process(task: str, *arguments: Any) -> Any:
-    """Return what a function of this file gives in a new process: DeepSpeed keeps its first process group."""
-    command = [sys.executable, __file__, "--task", task, json.dumps(arguments)]
-    environment = os.environ | {"DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
+def median_of(rounds: list[dict[str, Any]], reference_s: float) -> dict[str, Any]:
+    """Return the seconds of a step, and of each kind of operation if measured: the medians of all rounds."""
+    result: dict[str, Any] = {"seconds": reference_s * statistics.median(each["step"] for each in rounds)}
+    if "operations" in rounds[0]:
+        names = rounds[0]["operations"]
+        result["operations"] = {
+            name: reference_s * statistics.median(each["operations"][name] for each in rounds) for name in names
+        }
+    return result
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return by how much the largest exceeds the smallest, relative to it."""
+    return max(values) / min(values) - 1
 
 
 def main() -> None:
@@ -180,23 +229,30 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--task", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.task:
-        name, given = arguments.task
-        print(json.dumps({"count": count_operations, "measure": measure_step}[name](*json.loads(given))))
-        return
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["deepspeed", "multihop.pretrain.engine.engine"])
     sizes = [*FIRST, *OTHERS]
-    costs, steps = {}, {}
-    for family in arguments.families:
-        costs[family] = in_a_process("count", family, sizes)
-        steps[family] = []
-        for size, each in zip(sizes, costs[family], strict=True):
-            names = list(each) if size in FIRST else None
-            tries = [in_a_process("measure", family, size, given) for given in (names, None)]
-            steps[family].append(tries[0] | {"seconds": min(found["seconds"] for found in tries)})
-        print(f"measured {family}", file=sys.stderr)
+    with ProcessPoolExecutor(1, mp_context=server, max_tasks_per_child=1) as processes:
+        costs = {each: processes.submit(count_operations, each, sizes).result() for each in arguments.families}
+        rounds = []
+        for number in range(arguments.rounds):
+            rounds.append(
+                {
+                    family: [
+                        processes.submit(measure_step, family, size, list(each) if size in FIRST else None).result()
+                        for size, each in zip(sizes, costs[family], strict=True)
+                    ]
+                    for family in costs
+                }
+            )
+            print(f"measured round {number + 1}", file=sys.stderr)
+    of_size = {(family, i): [each[family][i] for each in rounds] for family in costs for i in range(len(sizes))}
+    reference_s = statistics.median(each["reference_s"] for tries in of_size.values() for each in tries)
+    steps = {family: [median_of(of_size[family, i], reference_s) for i in range(len(sizes))] for family in costs}
     first = range(len(FIRST))
     table = fit_table(
         [costs[family][i] for family in costs for i in first],
@@ -223,8 +279,16 @@ def main() -> None:
         f"milliseconds (predicted over measured): {within} of {len(errors)} within 15 %, median error "
         f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
     )
+    in_seconds = [spread([each["step"] * each["reference_s"] for each in tries]) for tries in of_size.values()]
+    as_multiples = [spread([each["step"] for each in tries]) for tries in of_size.values()]
+    print(
+        f"between {arguments.rounds} rounds the steps of a size differed by {statistics.median(in_seconds):.1%} in "
+        f"seconds, and by {statistics.median(as_multiples):.1%} as multiples of the reference (medians of all sizes)"
+    )
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"sizes": sizes, "results": results, "table": table}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"sizes": sizes, "results": results, "table": table, "costs": costs, "rounds": rounds}, indent=1)
+        )
 
 
 if __name__ == "__main__":
