@@ -223,6 +223,16 @@ def spread(values: Sequence[float]) -> float:
     return max(values) / min(values) - 1
 
 
+def print_spread(sizes: list[list[dict[str, Any]]]) -> None:
+    """Print by how much the rounds of a size differ."""
+    in_seconds = [spread([each["step"] * each["reference_s"] for each in tries]) for tries in sizes]
+    as_multiples = [spread([each["step"] for each in tries]) for tries in sizes]
+    print(
+        f"between {len(sizes[0])} rounds the steps of a size differed by {statistics.median(in_seconds):.1%} in "
+        f"seconds, and by {statistics.median(as_multiples):.1%} as multiples of the reference (medians of all sizes)"
+    )
+
+
 def main() -> None:
     """Measure, fit, predict and print."""
     from multihop.pretrain.models.families import FAMILIES
@@ -279,12 +289,8 @@ def main() -> None:
         f"milliseconds (predicted over measured): {within} of {len(errors)} within 15 %, median error "
         f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
     )
-    in_seconds = [spread([each["step"] * each["reference_s"] for each in tries]) for tries in of_size.values()]
-    as_multiples = [spread([each["step"] for each in tries]) for tries in of_size.values()]
-    print(
-        f"between {arguments.rounds} rounds the steps of a size differed by {statistics.median(in_seconds):.1%} in "
-        f"seconds, and by {statistics.median(as_multiples):.1%} as multiples of the reference (medians of all sizes)"
-    )
+    if arguments.rounds > 1:
+        print_spread(list(of_size.values()))
     if arguments.json is not None:
         arguments.json.write_text(
             json.dumps({"sizes": sizes, "results": results, "table": table, "costs": costs, "rounds": rounds}, indent=1)
