@@ -8,10 +8,11 @@ with it. Two coefficients of each family are fitted to its steps at the first si
 Python, and a scale for its operations' times.
 
 On a shared machine the same step can take half as long again for seconds or minutes, while others use the memory and
-the caches. So a fixed reference, forward and backward of one Transformer layer, runs before and after each step, about
-as long as the step, and steps are measured as multiples of it. Every size is measured once in each of several rounds,
-which are minutes apart, and the median counts; the seconds are those multiples of the reference's median. Each
-measurement has a process of its own, because the updates of a process's later engines were slower.
+the caches. So a fixed reference, one Transformer layer forward and backward and operations on a large tensor, runs
+before and after each step, for about as long as the step, and steps are measured as multiples of it. Every size is
+measured once in each of several rounds, which are minutes apart, and the median counts; the seconds are those multiples
+of the reference's median. Each measurement has a process of its own, because the updates of a process's later engines
+were slower.
 """
 
 import argparse
@@ -219,7 +220,7 @@ def median_of(rounds: list[dict[str, Any]], reference_s: float) -> dict[str, Any
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return by how much the largest exceeds the smallest, relative to it."""
+    """Return by which fraction the largest value exceeds the smallest."""
     return max(values) / min(values) - 1
 
 
